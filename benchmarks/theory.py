@@ -21,7 +21,7 @@ from machine import describe
 import probes
 from probes.models.load import fresh
 from probes.results.curves import relative_error, rms_log_error, spearman
-from probes.results.ushape import ushape
+from probes.results.ushape import shape_of
 from probes.run.files import atomic
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment, second_moment_from_config
@@ -85,7 +85,7 @@ def measured(config: Mapping[str, Any], seeds: int, length: int, **sketch: Any) 
     seen = (total > 0) & (fit.curve > 0)
     cesaro = rms_log_error(fit.curve[seen], total[seen], free_scale=True)
     share = np.mean(curves["value"][total > 0] / total[total > 0])
-    shape = ushape(total)
+    shape = shape_of(total)
     ends = f"{shape.primacy:.3g} | {shape.recency:.3g} | {spearman(total, curves['bare']):.3f}"
     return " | ".join([*errors, f"{cesaro:.1%} ({fit.alpha:.2f})", f"{share:.3f}"]), ends
 
@@ -107,8 +107,8 @@ def families(seeds: int) -> list[str]:
 def strengths(seeds: int) -> list[str]:
     """Lines of the table by d sigma^2."""
     lines = [
-        "Qwen2, 8 blocks, T = 64, exact; at width 896 6 blocks and a sketch of 128 products. Primacy and recency as in "
-        "`headwater jacobian`; RoPE: rank correlation of the profiles with and without rotation.",
+        "Qwen2, 8 blocks, T = 64, exact; at width 896 6 blocks and a sketch of 128 products. Primacy and recency are "
+        "the mean curve's; RoPE: rank correlation of the profiles with and without rotation.",
         "",
         f"| width, initializer range | d sigma^2 | {HEAD} | {SHAPE} |",
         "|---" * 11 + "|",

@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from .models.named import bundled as bundled
     from .models.swap import swapped as swapped
     from .models.view import View as View
-    from .results.curves import mean_profile as mean_profile
     from .results.curves import relative_error as relative_error
+    from .results.curves import rms_profile as rms_profile
     from .results.dataset import combine as combine
     from .results.dataset import load as load_result  # noqa: F401
     from .results.dataset import save as save_result  # noqa: F401
-    from .results.ushape import ushape as ushape
+    from .results.profiles import shape as shape
     from .studies.compare import compare_results as compare_results
 
 _NAMES = {  # by module
@@ -77,9 +77,9 @@ _NAMES = {  # by module
     "models.named": "bundled",
     "models.swap": "swapped",
     "models.view": "View",
-    "results.curves": "mean_profile relative_error",
+    "results.curves": "relative_error rms_profile",
     "results.dataset": "combine",
-    "results.ushape": "ushape",
+    "results.profiles": "shape",
     "studies.compare": "compare_results",
 }
 _WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}

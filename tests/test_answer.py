@@ -20,6 +20,7 @@ from probes.results.folder import Collected
 from probes.results.profiles import shape
 from probes.results.statistics import Interval
 from probes.results.tables import variance
+from probes.results.ushape import shape_of
 
 SAID = {"id": "a", "source": "[X]", "claim": "it is so", "rule": "above 1", "population": "pretrained"}
 CLAIM = Claim(**SAID, published="1", measured="2", verdict="holds", model="ape", command="headwater x")
@@ -77,7 +78,7 @@ def test_profiles_and_the_theory_s_error_are_those_of_the_results():
     _, _, birth, training, _ = told(jacobian={"ape": ds})
     for condition, said in (("init", birth), ("pretrained", training)):
         for name in ("primacy", "recency"):
-            value, low, high = shape(ds, condition)[name][:3]
+            value, low, high, _ = getattr(shape(ds, condition), name)
             assert f"{three_digits(value)} [{three_digits(low)}, {three_digits(high)}] times as strongly" in said
     assert "theory" not in birth
     assert "Compared with initialization" not in training  # no elasticities, no comparison
@@ -107,13 +108,14 @@ def test_models_that_went_different_ways_are_not_said_to_agree():
 
 
 def test_a_strong_and_a_weak_u_are_told_apart():
-    strong = {"primacy": Interval(3.0, 2.5, 4.0), "recency": Interval(9.0, 8.0, 10.0)}
-    weak = strong | {"primacy": Interval(1.6, 1.3, 4.0)}
+    shape, last = shape_of(range(8)), Interval(9.0, 8.0, 10.0)
+    strong = shape._replace(primacy=Interval(3.0, 2.5, 4.0), recency=last)
+    weak = shape._replace(primacy=Interval(1.6, 1.3, 4.0), recency=last)
     for shapes, says in (
         ({"ape": strong}, "(recency): a strong U."),
         ({"ape": weak}, "(recency): a weak U."),
         ({"ape": strong, "bee": weak}, "(recency): a strong U and a weak U."),
-        ({"ape": weak | {"recency": Interval(2.0, 1.0, 4.0)}}, "not clearly a U"),
+        ({"ape": weak._replace(recency=Interval(2.0, 1.0, 4.0))}, "not clearly a U"),
     ):
         assert says in _ends(shapes, Naming())
 

@@ -181,7 +181,7 @@ def test_before_and_after_are_what_the_probes_say(name, backend, monkeypatch):
         np.testing.assert_allclose(found[f"alpha_{when}"], sink.alpha.mean("prompt")[..., 0], rtol=1e-6)
         np.testing.assert_allclose(found[f"sink_rate_{when}"], sink.sink_rate[:, 0])
         jacobian = probes.jacobian(seen, tokens[:2], method="sketch", products=16, seed=3)
-        profile = probes.mean_profile(jacobian.sensitivity, jacobian.stderr)
+        profile = probes.rms_profile(jacobian.sensitivity, jacobian.stderr)
         np.testing.assert_allclose(found[f"sensitivity_{when}"], profile.mean)
         np.testing.assert_allclose(found[f"sensitivity_{when}_stderr"], profile.stderr)
         logits = seen.unembed(seen.norm(seen.residual(seen.embed(tokens)))).detach().double()

@@ -16,13 +16,13 @@ from claimed import CASES, HUB, LENGTH, U, atlas_of, given, judged, leaks, place
 from pages import held
 from typer.main import get_command
 
-import probes
 from probes.claims import liu
 from probes.claims.claim import SLUG, Claim, Statement, beside, claims_table, merged, origin
 from probes.claims.sources import STATED, claims, stated
 from probes.cli.main import app
 from probes.results.folder import Collected, collect
 from probes.results.tables import write_report
+from probes.results.ushape import shape_of
 from probes.studies.map import Place, atlas
 
 NEVER_REFUTED = ("ruscio-sink-reading-heads", "ruscio-heads-react")  # thresholds of ours
@@ -93,7 +93,7 @@ def check(name: str, collected: Collected, verdict: str | None = None, **beginni
 
 
 CUT = np.where(np.arange(LENGTH) < 30, 0.0, U)  # what a window leaves: no beginning, no middle
-PRIMACY = f"{probes.ushape(U).primacy:.3g}"
+PRIMACY = f"{shape_of(U).primacy:.3g}"
 
 
 def test_places_of_a_map_are_told_one_by_one_or_counted():
@@ -205,7 +205,7 @@ def test_the_interval_over_prompts_is_the_jackknife_s():
     values[0, 0, 0, :2] *= 3  # one prompt reads the beginning
     found = judged("chowdhury-u-persists", given(jacobian={"x": ds})).measured
     low, high = (float(x) for x in re.search(r"primacy \S+ \[(\S+), (\S+)\]", found).groups())  # pyright: ignore
-    assert low < probes.ushape(np.exp(np.log(values[0, 0]).mean(0))).primacy < high
+    assert low < shape_of(np.exp(np.log(values[0, 0]).mean(0))).primacy < high
 
 
 def row(name: str, holds: bool | None, **fields: Any) -> Claim:

@@ -22,7 +22,7 @@ from probes.measures.leakage import SOURCES, leakage
 from probes.measures.sinks import sinks
 from probes.models.load import load
 from probes.models.swap import swapped
-from probes.results.ushape import ushape
+from probes.results.ushape import shape_of
 from toy.model import Architecture, initial
 from toy.view import Toy
 
@@ -221,32 +221,32 @@ def test_curves_that_cannot_be_compared_are_refused(unchecked):
 def test_shape_is_that_of_the_mean_curve_with_intervals(runs):
     values, documents = sampled(U, seeds=3, noise=0.3), ["b", "a", "b", "c", "c", "a"]
     found = shape(values, runs=runs, documents=documents, bootstrap=200)
-    whole = ushape(np.exp(np.log(values).mean((0, 1))))
+    whole = shape_of(np.exp(np.log(values).mean((0, 1))))
     some = [values[np.arange(3) != n] for n in range(3)]
     if not runs:
         some = [values[:, [name != left for name in documents]] for left in "abc"]
-    logs = [np.log(ushape(np.exp(np.log(left).mean((0, 1))))[:2]) for left in some]
-    for n, (value, low, high) in enumerate(found[:2]):
+    logs = [np.log(shape_of(np.exp(np.log(left).mean((0, 1))))[:6]) for left in some]
+    for n, (value, low, high, _) in enumerate(found[:6]):
         assert value == pytest.approx(whole[n])
         assert math.log(high / value) == pytest.approx(spread([left[n] for left in logs]))
         assert math.log(value / low) == pytest.approx(spread([left[n] for left in logs]))
-    assert found.trough[0] == whole.trough_fraction
+    assert (found.trough, found.trough_fraction.value) == whole[6:]
     drawn = []  # every resample of three units, of which the percentiles' ends are some
     units = [[n] for n in range(3)] if runs else [[n for n in range(6) if documents[n] == name] for name in "abc"]
     for chosen in itertools.product(units, repeat=3):
         rows = [n for unit in chosen for n in unit]
         picked = values[rows] if runs else values[:, rows]
-        drawn.append(ushape(np.exp(np.log(picked).mean((0, 1)))).trough_fraction)
-    assert min(drawn) <= found.trough[1] <= found.trough[2] <= max(drawn)
+        drawn.append(shape_of(np.exp(np.log(picked).mean((0, 1)))).trough_fraction)
+    assert min(drawn) <= found.trough_fraction.low <= found.trough_fraction.high <= max(drawn)
     assert len(set(drawn)) > 1
-    assert math.isnan(shape(values, documents=documents, bootstrap=0).trough[1])
+    assert math.isnan(shape(values, documents=documents, bootstrap=0).trough_fraction.low)
 
 
-def test_shape_of_a_cut_off_middle_is_infinite():
+def test_a_cut_off_middle_has_no_ratios():
     curve = np.zeros(16)
     curve[-2:] = 1
     found = shape(sampled(curve, noise=0), bootstrap=5)
-    assert math.isinf(found.recency[0])
-    assert math.isnan(found.primacy[0])
+    assert math.isnan(found.recency.value)
+    assert math.isnan(found.primacy.value)
     with refused("7 positions"):
         shape(sampled(U[:7]))

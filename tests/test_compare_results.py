@@ -16,6 +16,7 @@ from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.results.dataset import dataset, save
 from probes.results.statistics import Interval, apart, jackknifed, paired
+from probes.results.ushape import shape_of
 from probes.studies.compare import compare_results, comparison_report, pairing
 
 LENGTH = 20
@@ -130,7 +131,7 @@ def test_trough_is_the_smoothed_minimum_and_its_interval_holds_it():
     bowl = np.exp(0.3 * np.abs(np.arange(60) - 20) / 10)
     a, b = (np.roll(bowl, shift) * np.exp(0.02 * random.standard_normal((10, 60))) for shift in (0, 15))
     row = compare_results(profile(a), profile(b)).row("trough")
-    assert row.a == probes.ushape(np.exp(np.log(a).mean(0))).trough
+    assert row.a == shape_of(np.exp(np.log(a).mean(0))).trough
     assert not row.ratio
     assert row.change.value == row.b - row.a
     assert row.change.low <= 15 <= row.change.high
@@ -270,7 +271,7 @@ def test_recall_is_paired_by_couples_of_the_same_lists(measured):
     a, b = (x["log_p"].values.reshape(2, 2, 9) for x in (ds, more))  # couples, each with two lists
     expected = paired(lambda v: float(v.mean()), (a, np.arange(2)), (b, np.arange(2)))[:3]
     np.testing.assert_allclose(found.row("log p").change[:3], expected, rtol=1e-9)
-    primacy = [probes.ushape(np.exp(x["log_p"].values.mean(0))).primacy for x in (ds, more)]
+    primacy = [shape_of(np.exp(x["log_p"].values.mean(0))).primacy for x in (ds, more)]
     np.testing.assert_allclose([found.row("primacy").a, found.row("primacy").b], primacy)
     assert "both have the same 4 lists; units are 2 sets" in found.paired
     assert {row.how for row in found.rows} == {"by prompt"}

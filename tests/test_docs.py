@@ -148,12 +148,22 @@ def test_readme_is_short_its_links_resolve_and_its_table_has_every_command():
 
 
 @pytest.mark.slow
-def test_readme_prints_what_it_says(capsys):
+def test_readme_prints_what_it_says_and_the_numbers_of_the_commands_table(tmp_path, monkeypatch, capsys):
     ours = [block for block in blocks(README) if block.kind in ("python", "text")]
     assert [block.kind for block in ours] == ["python", "text"]
     exec(compile(ours[0].body, str(README), "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out
     assert lacking(ours[1].body, printed) == [], printed
+    same = ["--prompts", "8", "--length", "64", "--seeds", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["headwater", "jacobian", "tiny-llama", *same])
+    monkeypatch.setenv("COLUMNS", "160")
+    with pytest.raises(SystemExit):
+        cli.main()
+    table = capsys.readouterr().out
+    for said, condition in zip(printed.splitlines(), ("init", "pretrained"), strict=True):
+        (row,) = re.findall(rf"^ tiny-llama +{condition} +1 +(.*)$", table, re.MULTILINE)
+        primacy, _, recency = re.findall(r"(\S+) \[", row)
+        assert said.endswith(f"primacy {primacy}, recency {recency}")
 
 
 def test_every_public_name_is_on_a_page():

@@ -163,10 +163,10 @@ def test_auto_reaches_the_relative_error_asked_for():
     exact = jacobian(model, tokens).sensitivity
     got = jacobian(model, tokens, method="sketch", products="auto", relative_error=target)
     assert (got.products < model.spec.width).all()
-    profile = probes.mean_profile(got.sensitivity, got.stderr)
+    profile = probes.rms_profile(got.sensitivity, got.stderr)
     assert np.sqrt(((profile.stderr / profile.mean) ** 2).mean()) <= target
     # One draw, its errors alike at neighbouring positions: twice the target is allowed.
-    truth = probes.mean_profile(exact).mean
+    truth = probes.rms_profile(exact).mean
     assert np.sqrt(((profile.mean / truth - 1) ** 2).mean()) < 2 * target
 
 

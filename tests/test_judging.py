@@ -17,7 +17,7 @@ from probes.claims.readings import of_profile
 from probes.claims.rules import SURE, above, below, every, in_each, in_real, some, sure
 from probes.results.folder import Collected
 from probes.results.statistics import Interval, between_runs, over_runs
-from probes.results.ushape import ushape
+from probes.results.ushape import shape_of
 
 SMOLLM2 = {"model_type": "llama", "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9}
 SMOLLM2 |= {"num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True}
@@ -153,14 +153,14 @@ def profile(prompts: int, seeds: int, condition: str) -> xr.Dataset:
 
 
 def test_a_number_of_a_profile_has_documents_as_units():
-    ds, exact = profile(24, 1, "pretrained"), ushape(1 + 9 * np.exp(-np.arange(64) / 2)).primacy
-    found = of_profile(ds, "pretrained", lambda curve: math.log(ushape(curve).primacy))
+    ds, exact = profile(24, 1, "pretrained"), shape_of(1 + 9 * np.exp(-np.arange(64) / 2)).primacy
+    found = of_profile(ds, "pretrained", lambda curve: math.log(shape_of(curve).primacy))
     assert found.freedom == 11
     assert found.low < math.log(exact) < found.high  # a prompt's own scale moves no geometric mean's shape
-    alone = of_profile(ds.drop_vars("document"), "pretrained", lambda curve: math.log(ushape(curve).primacy))
+    alone = of_profile(ds.drop_vars("document"), "pretrained", lambda curve: math.log(shape_of(curve).primacy))
     assert alone.high - alone.low < found.high - found.low
     assert math.isnan(of_profile(ds, "init", np.mean).value)
-    fresh = of_profile(profile(4, 3, "init"), "init", lambda curve: math.log(ushape(curve).primacy))
+    fresh = of_profile(profile(4, 3, "init"), "init", lambda curve: math.log(shape_of(curve).primacy))
     assert fresh.freedom == 2  # fresh models are units themselves
 
 

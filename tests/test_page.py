@@ -30,7 +30,7 @@ from probes.report.sections import sections
 from probes.results.curves import band, smooth_between
 from probes.results.dataset import load
 from probes.results.folder import Collected, collect
-from probes.results.profiles import mean_profiles
+from probes.results.profiles import profiles
 from probes.studies.reports import sinks_report
 
 
@@ -96,7 +96,7 @@ def test_sensitivity_is_the_result_s(collected):
     assert list(model_colors([f"m{n}" for n in range(9)]).values()) == [*CYCLE, CYCLE[0], CYCLE[1]]
     for name, ds in results.items():
         fresh, predicted = (
-            band([run.mean for run in mean_profiles(ds, variable)["init"]])
+            band([run.mean for run in profiles(ds, variable)["init"]])
             for variable in ("elasticity", "theory_score_path")
         )
         each, smoothed = (
@@ -110,7 +110,7 @@ def test_sensitivity_is_the_result_s(collected):
         assert each.line.color == model_colors(results)[name]
         assert each.meta["last"] == pages.LENGTH - 1
         close(trace(figure, model=name, condition="init", curve=charts.called("score_path")), predicted.centre)
-        scalar = mean_profiles(collected["scalar"][name])["pretrained"][0].mean
+        scalar = profiles(collected["scalar"][name])["pretrained"][0].mean
         close(trace(figure, model=name, curve=charts.SCALAR), scalar)
 
 

@@ -32,9 +32,9 @@ from probes.figures.overview import MOST, ROWS
 from probes.figures.palette import ORANGE, Style
 from probes.figures.series import Curve
 from probes.figures.style import LARGEST, STYLE, coinciding, legend_columns, numeral, thinned
-from probes.results.curves import band, profiles, smooth_between
+from probes.results.curves import band, rms_profiles, smooth_between
 from probes.results.dataset import combine
-from probes.results.profiles import mean_profiles
+from probes.results.profiles import profiles
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_lines_and_bands_are_those_of_the_results(combined):
     before = dict(matplotlib.rcParams)
     axes = jacobian_figure(combined).axes[0]
     assert dict(matplotlib.rcParams) == before
-    found = mean_profiles(combined)
+    found = profiles(combined)
     np.testing.assert_allclose(lines_of(axes, VERMILLION), [found["pretrained"][0].mean])
     expected = band([run.mean for run in found["init"]])
     np.testing.assert_allclose(lines_of(axes, BLUE), [expected.centre])
@@ -116,7 +116,7 @@ def test_one_panel_per_model_on_shared_axes(combined):
 def test_theories_are_drawn_beside_what_they_predict(combined, told):
     figure = jacobian_figure(told)
     for condition, color in (("init", BLACK), ("pretrained", VERMILLION)):
-        expected = band([p.mean for p in mean_profiles(told, "theory_score_path")[condition]]).centre
+        expected = band([p.mean for p in profiles(told, "theory_score_path")[condition]]).centre
         assert any(np.allclose(one, expected) for one in lines_of(figure.axes[0], color, dashed=True))
     names = {"second-moment kernel, predicted", "second-moment kernel of the trained weights"}
     assert names <= legends_of(figure)
@@ -127,8 +127,8 @@ def test_theories_are_drawn_beside_what_they_predict(combined, told):
 def test_the_figure_of_theories(combined, told, tmp_path):
     figure = theory_figure({"one": told, "two": told}, path=tmp_path / "theory")
     rows = {axes.get_ylabel(): axes for axes in figure.axes if axes.get_ylabel()}
-    init = [p.mean for p in profiles(combined)["init"]]
-    kernel = band([p.mean for p in profiles(told, "theory_score_path")["init"]]).centre
+    init = [p.mean for p in rms_profiles(combined)["init"]]
+    kernel = band([p.mean for p in rms_profiles(told, "theory_score_path")["init"]]).centre
     ratio = band([mean / kernel for mean in init]).centre
     assert any(np.allclose(one, ratio) for one in lines_of(rows["measured / kernel"], BLUE))
     predicted = lines_of(rows["predicted / measured"], BLACK)
@@ -295,12 +295,12 @@ def marks(cell: Axes) -> dict[float, tuple[float, str, str]]:
 def test_overview_has_the_profiles_and_where_there_is_one_the_prediction(combined, told):
     for ds in (combined, told):
         (above,), _ = panels_of(overview_figure({"ape": ds}, {}, {}), 1)
-        found = mean_profiles(ds)
+        found = profiles(ds)
         lines = {line.get_color(): np.asarray(line.get_ydata()) for line in above.lines if len(line.get_xdata()) > 2}  # pyright: ignore
         np.testing.assert_allclose(lines[BLUE], band([run.mean for run in found["init"]]).centre)
         np.testing.assert_allclose(lines[VERMILLION], smooth_between(found["pretrained"][0].mean))
         assert above.get_yscale() == "log"
-        predicted = band([run.mean for run in mean_profiles(told, "theory_score_path")["init"]]).centre
+        predicted = band([run.mean for run in profiles(told, "theory_score_path")["init"]]).centre
         drawn_so = [np.allclose(line, predicted) for line in lines_of(above, BLACK, dashed=True) if len(line) > 2]
         assert any(drawn_so) == (ds is told)
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.results.profiles import change, elasticities, mean_profiles, shape, typical
+from probes.errors import InputError
+from probes.results.profiles import change, elasticities, profiles, shape, shapes, typical
 from probes.results.statistics import jackknifed, units
-from probes.results.ushape import NUMBERS, numbers, ushape
+from probes.results.ushape import NUMBERS, shape_of
 
 
 def made(length: int = 40, prompts: int = 12, documents: int = 6, unit=(2.0, 0.25), seed: int = 0) -> xr.Dataset:
@@ -52,13 +53,29 @@ def test_numbers_are_those_of_the_mean_profile():
         for j in range(values.shape[2])
     ]
     np.testing.assert_allclose(curve, by_hand, rtol=1e-12)
-    found, known = numbers(curve), ushape(curve)
-    assert found["primacy"] == pytest.approx(known.primacy)
-    assert found["recency"] == pytest.approx(known.recency)
-    assert found["middle"] == pytest.approx(known.middle)
-    assert found["primacy behind 0"] == pytest.approx(curve[1] / known.middle)
-    assert all(math.isnan(x) for x in numbers(curve[:7]).values())
-    assert [name for name, one in shape(made(), "init").items() if one.low < one.value < one.high] == list(NUMBERS)
+    found, known = shape(made(), "init"), shape_of(curve)
+    assert (found.trough, found.trough_fraction.value) == known[6:]
+    unit, logs = units(made()), np.log(values).mean(0)
+    for name, one, value in zip(NUMBERS, found, known, strict=False):
+        expected = jackknifed(
+            lambda some, name=name: math.log(getattr(shape_of(np.exp(some.mean(0))), name)), logs, unit
+        )
+        assert one[:3] == pytest.approx(tuple(map(math.exp, expected[:3])))
+        assert one.value == pytest.approx(value)
+        assert one.low < one.value < one.high
+
+
+def test_a_shape_is_of_one_condition():
+    ds = made()
+    assert shape(ds.sel(condition=["init"]))[:7] == shapes(ds)["init"][:7]
+    for given, condition, said in (
+        (ds, None, "profiles of init, pretrained; name one"),
+        (ds, "init-nope", "condition=init-nope, and the result"),
+        (ds.drop_vars(["sensitivity", "elasticity"]), None, "profiles of none"),
+        (ds.isel(position=slice(7)), "init", "fewer than 8 positions"),
+    ):
+        with pytest.raises(InputError, match=said):
+            shape(given, condition)
 
 
 def test_what_a_window_cuts_off_stays_zero():
@@ -67,19 +84,19 @@ def test_what_a_window_cuts_off_stays_zero():
     curve = typical(elasticities(ds)["init"])
     assert (curve[:35] == 0).all()
     assert (curve[35:] > 0).all()
-    assert math.isnan(shape(ds, "init")["primacy"].value)
-    assert all((run.stderr[:35] == 0).all() and (run.stderr[35:] > 0).all() for run in mean_profiles(ds)["init"])
+    assert math.isnan(shape(ds, "init").primacy.value)
+    assert all((run.stderr[:35] == 0).all() and (run.stderr[35:] > 0).all() for run in profiles(ds)["init"])
 
 
 def test_standard_errors_are_those_of_the_jackknife():
     ds = made(length=9)
-    (run,) = mean_profiles(ds)["pretrained"]
+    (run,) = profiles(ds)["pretrained"]
     log = np.log(ds["elasticity"].values[1, 0])
     for j in range(9):
         found = jackknifed(np.mean, log[:, j], units(ds))
         assert run.mean[j] == pytest.approx(math.exp(found.value))
         assert run.stderr[j] * 2.570582 == pytest.approx(run.mean[j] * (found.high - found.value))  # t, 5 degrees
-    assert np.isnan(mean_profiles(ds.isel(prompt=[0]))["pretrained"][0].stderr).all()
+    assert np.isnan(profiles(ds.isel(prompt=[0]))["pretrained"][0].stderr).all()
 
 
 def test_change_is_paired_by_prompt():
@@ -87,13 +104,12 @@ def test_change_is_paired_by_prompt():
     ds = made()
     found = change(ds)
     for name in NUMBERS:
-        value = shape(ds, "pretrained")[name].value / shape(ds, "init")[name].value
+        value = getattr(shape(ds, "pretrained"), name).value / getattr(shape(ds, "init"), name).value
         assert found[name].value == pytest.approx(value)
     same = ds.copy(deep=True)
     same["elasticity"][1, 0] = 3 * same["elasticity"][0].mean("seed")
     same["elasticity"][0, :] = same["elasticity"][0].mean("seed")
     found = change(same)
     assert found["middle"][:3] == pytest.approx((3, 3, 3))
-    assert shape(same, "init")["middle"].high / shape(same, "init")["middle"].low > 1.5
+    assert shape(same, "init").middle.high / shape(same, "init").middle.low > 1.5
     assert change(ds.sel(condition=["init"])) == {}
-    assert shape(ds, "init-nope") == {}

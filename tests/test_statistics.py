@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from probes.results.statistics import ends, jackknifed, numbered, over_runs, resampling, units
-from probes.results.ushape import ushape
+from probes.results.ushape import shape_of
 
 LENGTH = 64
 PLACE = np.arange(LENGTH)
@@ -18,7 +18,7 @@ U = np.exp(np.exp(-PLACE / 3) + 1.5 * np.exp(-(LENGTH - 1 - PLACE) / 2))
 
 def log_primacy(profiles: np.ndarray) -> float:
     """Of the geometric mean over prompts."""
-    return math.log(ushape(np.exp(np.log(profiles).mean(0))).primacy)
+    return math.log(shape_of(np.exp(np.log(profiles).mean(0))).primacy)
 
 
 def clustered(documents: int, each: int, random: np.random.Generator) -> np.ndarray:
@@ -32,7 +32,7 @@ def clustered(documents: int, each: int, random: np.random.Generator) -> np.ndar
 
 @pytest.mark.parametrize(("documents", "each"), [(16, 2), pytest.param(8, 2, marks=pytest.mark.slow)])
 def test_intervals_of_primacy_cover_and_are_no_wider_than_they_need(documents, each):
-    random, truth = np.random.default_rng(documents), math.log(ushape(U).primacy)
+    random, truth = np.random.default_rng(documents), math.log(shape_of(U).primacy)
     number = np.repeat(np.arange(documents), each)
     found = np.array([jackknifed(log_primacy, clustered(documents, each, random), number)[:3] for _ in range(500)])
     value, low, high = found.T

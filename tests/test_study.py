@@ -20,7 +20,7 @@ import probes
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.measures.jacobian import jacobian
-from probes.results.curves import band, profiles
+from probes.results.curves import band, rms_profiles
 from probes.results.dataset import tokens_hash
 from probes.studies import study as studied
 from probes.studies.study import COLUMNS, Settings, agreement_cells, agreements, cells, study, summarize
@@ -270,7 +270,7 @@ def test_the_kernel_stands_beside_the_measurement(whole, folder):
 def test_n_to_the_l_is_fitted_to_the_mean_profile(whole):
     _, result = whole
     for number, condition in enumerate(("pretrained", "init")):
-        mean = band([run.mean for run in profiles(result)[condition]]).centre
+        mean = band([run.mean for run in rms_profiles(result)[condition]]).centre
         fit = fit_alpha(mean, families.BLOCKS)
         assert float(result["alpha"][number]) == pytest.approx(fit.alpha)
         np.testing.assert_allclose(result["theory_cesaro"][number], fit.curve, rtol=1e-5)

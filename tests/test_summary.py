@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.errors import InputError
-from probes.results.curves import band, mean_profile, profiles, rms_log_error, smooth, smooth_between, spearman
-from probes.results.ushape import ushape
+from probes.results.curves import band, rms_log_error, rms_profile, rms_profiles, smooth, smooth_between, spearman
+from probes.results.ushape import shape_of
 
 positive = st.floats(1e-3, 1e3)
 ROUNDING = 1e-12  # sums of up to 200 float64 terms of like size
@@ -21,8 +21,8 @@ ROUNDING = 1e-12  # sums of up to 200 float64 terms of like size
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(positive, min_size=8, max_size=200))
-def test_ushape_matches_its_definition(curve):
-    found, expected = ushape(curve), reference.ushape(curve)
+def test_shape_matches_its_definition(curve):
+    found, expected = shape_of(curve), reference.ushape(curve)
     for name in ("primacy", "recency", "middle"):
         assert getattr(found, name) == pytest.approx(expected[name], rel=ROUNDING)
     smoothed = smooth(curve)  # two minima equal up to rounding may be told apart either way
@@ -30,17 +30,18 @@ def test_ushape_matches_its_definition(curve):
     assert found.trough_fraction == found.trough / (len(curve) - 1)
 
 
-def test_ushape_of_a_known_curve():
+def test_shape_of_a_known_curve():
     curve = np.full(100, 2.0)
-    curve[:5], curve[-1], curve[60:65] = 10.0, 6.0, 1.0
-    assert ushape(curve)[:3] == (5.0, 3.0, 2.0)
-    assert ushape(curve).trough == 62  # the middle of the dip: a window of 5 lies wholly in it
-    assert ushape(3 * curve)[:2] == (5.0, 3.0)
-    assert ushape(np.linspace(5, 1, 200)).trough == 199
-    assert ushape(np.linspace(1, 5, 200)).trough == 0
-    beyond = ushape(np.repeat([0.0, 1.0], [90, 10]))  # a window cuts the middle off
-    assert math.isnan(beyond.primacy)
-    assert beyond.recency == math.inf
+    curve[0], curve[1:5], curve[-1], curve[60:65] = 18.0, 8.0, 6.0, 1.0
+    assert shape_of(curve)[:6] == (10.0, 2.0, 6.0, 5.0, 4.0, 3.0)
+    assert shape_of(curve).trough == 62  # the middle of the dip: a window of 5 lies wholly in it
+    assert shape_of(3 * curve)[3:6] == (5.0, 4.0, 3.0)
+    assert shape_of(np.linspace(5, 1, 200)).trough == 199
+    assert shape_of(np.linspace(1, 5, 200)).trough == 0
+    beyond = shape_of(np.repeat([0.0, 1.0], [90, 10]))  # a window cuts the middle off
+    assert np.isnan(beyond[3:6]).all()
+    assert shape_of(np.repeat([0.0, 1.0], [10, 90])).primacy == 0
+    assert np.isnan(shape_of(np.ones(7))[:6]).all()
 
 
 def test_smoothing_averages_about_a_twentieth_and_leaves_lines_alone():
@@ -59,19 +60,18 @@ def test_smoothing_averages_about_a_twentieth_and_leaves_lines_alone():
 @pytest.mark.parametrize(
     ("function", "given", "message"),
     [
-        (ushape, [np.ones(7)], "a curve of 7 positions has no middle"),
-        (ushape, [np.ones((3, 9))], r"shape \[3, 9\]; give one dimension"),
-        (ushape, [[1.0] * 9 + [math.nan]], "the value nan at position 9"),
-        (ushape, [[1.0, -2.0] + [1.0] * 9], r"the value -2\.0 at position 1"),
+        (shape_of, [np.ones((3, 9))], r"shape \[3, 9\]; give one dimension"),
+        (shape_of, [[1.0] * 9 + [math.nan]], "the value nan at position 9"),
+        (shape_of, [[1.0, -2.0] + [1.0] * 9], r"the value -2\.0 at position 1"),
         (spearman, [[1.0, 2.0], [1.0, 2.0, 3.0]], "2 and 3 points"),
         (spearman, [[1.0], [1.0]], "1 points; give at least 2"),
         (rms_log_error, [[1.0, math.nan], [1.0, 2.0]], "holds NaN"),
         (rms_log_error, [[1.0, -1.0], [1.0, 1.0]], r"the value -1\.0; logarithms need zero or more"),
-        (mean_profile, [[1.0, 2.0, 3.0]], r"shape \[3\]; give \[prompt, position\]"),
-        (mean_profile, [np.ones((2, 2)), np.ones((1, 2))], r"stderr has shape \[1, 2\], sensitivity \[2, 2\]"),
+        (rms_profile, [[1.0, 2.0, 3.0]], r"shape \[3\]; give \[prompt, position\]"),
+        (rms_profile, [np.ones((2, 2)), np.ones((1, 2))], r"stderr has shape \[1, 2\], sensitivity \[2, 2\]"),
         (band, [np.full((2, 3), np.nan)], "no curves"),
         (band, [[[1.0, -1.0]]], r"the value -1\.0"),
-        (profiles, [xr.Dataset({"leakage": ("lag", [1.0])})], "the result has leakage, no sensitivity"),
+        (rms_profiles, [xr.Dataset({"leakage": ("lag", [1.0])})], "the result has leakage, no sensitivity"),
     ],
 )
 def test_what_is_refused(function, given, message):
@@ -116,14 +116,14 @@ def test_free_scale_is_the_best_constant_factor(pairs, shift):
     assert rms_log_error(factor * math.exp(shift) * a, b) >= best - 1e-9
 
 
-def test_mean_profile_averages_squares():
-    found = mean_profile([[3.0, 0.0], [4.0, 0.0]], [[0.1, 0.2], [0.2, 0.0]])
+def test_rms_profile_averages_squares():
+    found = rms_profile([[3.0, 0.0], [4.0, 0.0]], [[0.1, 0.2], [0.2, 0.0]])
     mean = math.sqrt((9 + 16) / 2)
     np.testing.assert_allclose(found.mean, [mean, 0])
     np.testing.assert_allclose(found.stderr, [math.hypot(0.3, 0.8) / (2 * mean), 0])
     np.testing.assert_allclose(found.spread, [math.sqrt(0.5), 0])
-    assert np.isnan(mean_profile([[3.0, 0.0]]).spread).all()
-    assert not mean_profile([[3.0, 0.0]]).stderr.any()
+    assert np.isnan(rms_profile([[3.0, 0.0]]).spread).all()
+    assert not rms_profile([[3.0, 0.0]]).stderr.any()
 
 
 def test_band():
@@ -138,11 +138,11 @@ def test_profiles_come_by_condition_and_seed():
     values[0, 0], values[1] = 1.0, np.arange(1, 4)[:, None, None]
     dims = ("condition", "seed", "prompt", "position")
     coords = {"condition": ["pretrained", "init"], "seed": [5, 6, 7]}
-    found = profiles(xr.Dataset({"sensitivity": (dims, values), "stderr": (dims, values / 10)}, coords=coords))
+    found = rms_profiles(xr.Dataset({"sensitivity": (dims, values), "stderr": (dims, values / 10)}, coords=coords))
     assert {condition: len(runs) for condition, runs in found.items()} == {"pretrained": 1, "init": 3}
     np.testing.assert_allclose([run.mean[0] for run in found["init"]], [1, 2, 3])
     np.testing.assert_allclose(found["init"][1].stderr, 0.2 / math.sqrt(4))
     single = xr.Dataset(
         {"sensitivity": (("prompt", "position"), np.ones((2, 9)))}, attrs={"condition": "init", "seed": 4}
     )
-    assert {condition: len(runs) for condition, runs in profiles(single).items()} == {"init": 1}
+    assert {condition: len(runs) for condition, runs in rms_profiles(single).items()} == {"init": 1}

@@ -17,7 +17,7 @@ from probes.errors import InputError
 from probes.measures.jacobian import jacobian
 from probes.models.fresh import fresh_model, initialization_of
 from probes.models.load import fresh, load
-from probes.results.ushape import ushape
+from probes.results.ushape import shape_of
 from toy.experiments import births
 from toy.experiments.births import Settings, kernel, rule_of
 from toy.experiments.births_claims import fitted, regressed
@@ -80,7 +80,7 @@ def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
         measured = jacobian(view, torch.randperm(64)[None, :48], method="exact")["sensitivity"].values[0]
         curves = [kernel(s.config(), rule, s.length), measured]
         spreads[name] = [math.log(curve.max() / curve.min()) for curve in curves]
-        ends[name] = [abs(math.log(end)) for end in ushape(measured)[:2]]
+        ends[name] = [abs(math.log(end)) for end in shape_of(measured)[3:6:2]]
     assert np.all(np.array(spreads["flat"]) < 0.5 * np.array(spreads["uniform"]))
     assert np.all(np.array(ends["flat"]) < 0.5 * np.array(ends["uniform"]))
     # What is scaled: those kinds of matrices alone, by powers of two; the rest keeps d sigma^2.
@@ -176,8 +176,8 @@ def test_what_is_measured_of_a_checkpoint_is_what_probes_measure_of_its_folder(t
     expected = np.exp(np.log(exact).mean(0))
     # 8 products of 16 directions: a sketch, not the exact norm.
     np.testing.assert_allclose(one["elasticity"].sel(step=4), expected, rtol=0.35)
-    shape = ushape(one["elasticity"].sel(step=4).values)
-    assert (one["primacy"].sel(step=4), one["recency"].sel(step=4)) == pytest.approx(shape[:2], rel=1e-5)
+    shape = shape_of(one["elasticity"].sel(step=4).values)
+    assert (one["primacy"].sel(step=4), one["recency"].sel(step=4)) == pytest.approx(shape[3:6:2], rel=1e-5)
     report = json.loads((tiny.out / "births-runs/flat-0.36-0/training.json").read_text())
     assert float(one["loss"].isel(step=-1)) == pytest.approx(
         report["validation_loss"], rel=0.01

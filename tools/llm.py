@@ -41,7 +41,7 @@ from probes.report.measuring import draw
 from probes.results.curves import estimate
 from probes.results.dataset import load, options_of, save, stored
 from probes.results.folder import COMMANDS, collect
-from probes.results.profiles import change, shape
+from probes.results.profiles import change, shapes
 from probes.results.statistics import jackknifed, units
 from probes.results.tables import interval, write_report
 from probes.studies.decode import decode_report
@@ -374,8 +374,8 @@ def _effect(ds: xr.Dataset) -> str:
 
 
 def _shape(ds: xr.Dataset, condition: str, name: str) -> str:
-    found = shape(ds, condition)
-    return interval(*found[name][:3]) if found else "-"
+    found = shapes(ds).get(condition)
+    return interval(*getattr(found, name)[:3]) if found else "-"
 
 
 def _median_block(ds: xr.Dataset) -> str:

@@ -15,6 +15,7 @@ from ..results.folder import Collected
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number, range_told
 from ..results.theory_map import Row
+from ..results.ushape import SHORTEST
 from ..theory.cesaro import cesaro_bins
 from .claim import Judged
 from .readings import (
@@ -32,7 +33,6 @@ from .readings import (
     prompted,
     root_mean_square,
     roughly,
-    shape,
     shaped,
     strength_told,
 )
@@ -336,7 +336,7 @@ def score_path_vanishes_on_map(collected: Collected, share: float, usual: bool) 
 
 def _depth(curve: np.ndarray) -> float:
     """Logarithm of the least of the smoothed curve's first and last 5 %, against the least between."""
-    if shape(curve) is None:
+    if len(curve) < SHORTEST:
         return np.nan
     values, edge = smooth(curve), max(1, int(EDGE * len(curve)))
     outer, inner = min(values[:edge].min(), values[-edge:].min()), values[edge:-edge].min()

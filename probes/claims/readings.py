@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from ..results.curves import by_condition
 from ..results.dataset import options_of
 from ..results.folder import Collected
-from ..results.profiles import typical
+from ..results.profiles import shape, typical
 from ..results.statistics import Interval, jackknifed, over_runs, units
 from ..results.theory_map import Row, rows
-from ..results.ushape import SHORTEST, UShape, ushape
+from ..results.ushape import SHORTEST
 from .claim import Judged
 from .rules import Test, Told, above, commands, config, every, one_verdict, told
 
@@ -29,16 +29,11 @@ def prompted(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> l
     """Profiles [prompt, position] up to the query, one array per seed; none where the result lacks the condition."""
     if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):
         return []
-    if "condition" not in ds[variable].dims:
-        found = [ds] if condition == ds.attrs.get("condition", "pretrained") else []
-    elif condition in ds["condition"].values:
-        found = [ds.sel(condition=condition).isel(seed=seed) for seed in range(ds.sizes["seed"])]
-    else:
-        found = []
-    query = options_of(ds).get("query")
-    end = None if query is None else int(query) + 1
-    arrays = [one[variable].transpose("prompt", "position").values[:, :end].astype(float) for one in found]
-    return [values for values in arrays if not np.all(np.isnan(values))]
+    ds, query = by_condition(ds, variable), options_of(ds).get("query")
+    if condition not in ds["condition"].values:
+        return []
+    arrays = ds[variable].sel(condition=condition).transpose("seed", "prompt", "position").values.astype(float)
+    return [values[:, : None if query is None else int(query) + 1] for values in arrays if not np.isnan(values).all()]
 
 
 def root_mean_square(values: np.ndarray) -> np.ndarray:
@@ -75,32 +70,22 @@ def of_profile(
     return of_profiles([[values] for values in prompted(ds, condition, variable)], tell, units(ds))
 
 
-def shape(curve: np.ndarray) -> UShape | None:
-    """None where a curve is too short or has gaps."""
-    return ushape(curve) if len(curve) >= SHORTEST and np.all(np.isfinite(curve) & (curve >= 0)) else None
-
-
 def shaped(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> bool:
     """Whether a model without sliding window has a profile with ends and a middle."""
     model = config(ds)
     windowed = bool(model.get("sliding_window") and model.get("use_sliding_window", True))
-    return not windowed and any(shape(typical(values)) is not None for values in prompted(ds, condition, variable))
+    found = prompted(ds, condition, variable)
+    return not windowed and any(values.shape[1] >= SHORTEST and np.isfinite(typical(values)).all() for values in found)
 
 
 def ends_told(ds: xr.Dataset, condition: str) -> tuple[str, list[Interval]]:
-    """Primacy and recency of the mean profile in words, and their logarithms."""
-    ends = {name: of_profile(ds, condition, partial(_log_end, name)) for name in ("primacy", "recency")}
-    said = (
-        f"{name} {told(end, change=math.exp)}" if math.isfinite(end.value) else f"{name}: no middle"
-        for name, end in ends.items()
-    )
-    return ", ".join(said), list(ends.values())
-
-
-def _log_end(name: str, curve: np.ndarray) -> float:
-    found = shape(curve)
-    value = getattr(found, name) if found else math.nan
-    return math.log(value) if 0 < value < math.inf else math.nan
+    """Primacy and recency of the mean profile in words, as `headwater jacobian` prints them, and their logarithms."""
+    found = shape(ds, condition)
+    ends = {"primacy": found.primacy, "recency": found.recency}
+    said = (f"{name} {told(end)}" if end.value > 0 else f"{name}: no middle" for name, end in ends.items())
+    with np.errstate(divide="ignore"):
+        logs = [Interval(*map(float, np.log(end[:3])))._replace(freedom=end.freedom) for end in ends.values()]
+    return ", ".join(said), logs
 
 
 def both_above(ends: Iterable[Interval], factor: float) -> Test:

@@ -107,7 +107,7 @@ def _without_kernel(results: Mapping[str, xr.Dataset]) -> list[str]:
 
 
 def sensitivity_label(results: Mapping[str, xr.Dataset]) -> str:
-    """Of the axis of `mean_profiles`."""
+    """Of the axis of `profiles.profiles`."""
     free = all(map(comparable, results.values()))
     return r"sensitivity  $\|J_j\|_F\,/\,\sqrt{d}$" + r"$\,\cdot\,$rms$(x)\,/\,$rms$(h)$" * free
 

@@ -14,7 +14,7 @@ from ..measures.agreement import averaged, fractions, taken_at
 from ..measures.leakage import resolved
 from ..measures.match_result import positive, samples
 from ..results.curves import Profile, band
-from ..results.profiles import mean_profiles
+from ..results.profiles import profiles
 from ..results.statistics import jackknife
 from ..results.theory_map import Row, rows
 from .palette import (
@@ -104,7 +104,7 @@ def profile(runs: Sequence[Profile], style: Style, **of: Any) -> Curve:
     return Curve(x, centre, style, low, high, of={"curve": MEASURED} | of, count=len(runs), band=what)
 
 
-def profiles_with(ds: xr.Dataset, theories: Iterable[str] = (), by: Profiles = mean_profiles) -> list[Curve]:
+def profiles_with(ds: xr.Dataset, theories: Iterable[str] = (), by: Profiles = profiles) -> list[Curve]:
     """The profile of each condition, followed by the theories of it; `by` takes means over prompts."""
     found, theories = [], [theory for theory in theories if f"theory_{theory}" in ds]
     told = {theory: by(ds, f"theory_{theory}") for theory in theories if theory != "cesaro"}

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import InputError
-from ..results.curves import Profile, profiles
+from ..results.curves import Profile, rms_profiles
 from .draw import Row, by_fraction, saved_grid
 from .jacobian import rests_on, theories_in, with_names
 from .palette import THEORIES, condition_style
@@ -46,7 +46,7 @@ def theory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str |
     results = by_name(results)
     if not results or not all(theories_in(ds, THEORIES) for ds in results.values()):
         raise InputError("no theories in the results to draw; give results of headwater theory")
-    curves = {name: profiles_with(ds, tuple(THEORIES), profiles) for name, ds in results.items()}
+    curves = {name: profiles_with(ds, tuple(THEORIES), rms_profiles) for name, ds in results.items()}
     curves = {name: _called(by_fraction(found)) for name, found in with_names(curves).items()}
     fresh = {name: having(found, condition="init") for name, found in curves.items()}
     above = {
@@ -80,7 +80,7 @@ def _told(curves: list[Curve]) -> list[Curve]:
 def _against_kernel(ds: xr.Dataset, curves: list[Curve]) -> list[Curve]:
     """The measured profile of every condition over the kernel's."""
     found = []
-    for condition, runs in profiles(ds).items() if "theory_score_path" in ds else ():
+    for condition, runs in rms_profiles(ds).items() if "theory_score_path" in ds else ():
         (told,) = having(curves, condition=condition, curve="score_path")
         (measured,) = having(curves, condition=condition, curve=MEASURED)
         kernel = np.where(told.y > 0, told.y, np.nan)

@@ -37,10 +37,9 @@ from ..models.swap import swapped
 from ..models.view import View
 from ..results.curves import rms_log_error, spearman
 from ..results.dataset import dataset, provenance
-from ..results.profiles import ranged, typical
+from ..results.profiles import typical
 from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
-from ..results.statistics import resampling as resampled
-from ..results.ushape import SHORTEST, troughs, ushape
+from ..results.ushape import SHORTEST, Shape, shape_over
 from ..results.variables import Variable, labelled
 from ..run.reporting import Progress, Report, part
 from .bos_swap import removed
@@ -89,14 +88,6 @@ class Agreement(NamedTuple):
     error_low: float
     error_high: float
     apart: float
-
-
-class Shape(NamedTuple):
-    """Primacy, recency and trough (as a fraction) of a curve, each with the ends of its interval."""
-
-    primacy: tuple[float, float, float]
-    recency: tuple[float, float, float]
-    trough: tuple[float, float, float]
 
 
 # ------------------------------------------------------------------------------------------------------- one view
@@ -322,9 +313,7 @@ def shape(
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
 ) -> Shape:
-    """Primacy, recency and trough of a curve [seed, prompt, position], with intervals.
-
-    Ratios are infinite, or NaN, where a window cuts off the middle.
+    """The shape of a curve [seed, prompt, position], with intervals.
 
     Args:
         values: zero or more.
@@ -340,18 +329,9 @@ def shape(
     if found.shape[-1] < SHORTEST:
         raise InputError(f"a curve of {found.shape[-1]} positions has no middle; give at least {SHORTEST}")
     by_unit = found if runs else found.swapaxes(0, 1)
-    names = list(map(str, range(len(by_unit)))) if runs or documents is None else documents
-    unit = numbered(names)
-    whole, ratios = ushape(typical(found)), ranged(by_unit, unit)
+    unit = np.arange(len(by_unit)) if runs or documents is None else numbered(documents)
     with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
-        logs = np.log(by_unit).mean(1)
-    drawn = resampled(len(by_unit), bootstrap if len(np.unique(unit)) > 1 else 0, seed, documents=names)
-    low, high = (float(end) / (found.shape[-1] - 1) for end in ends(troughs(logs, drawn.astype(np.float64))))
-    return Shape(
-        (whole.primacy, *ratios["primacy"][1:3]),
-        (whole.recency, *ratios["recency"][1:3]),
-        (whole.trough_fraction, low, high),
-    )
+        return shape_over(np.log(by_unit), unit, bootstrap=bootstrap, seed=seed)
 
 
 def _alike(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

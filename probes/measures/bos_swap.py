@@ -56,7 +56,7 @@ from ..models.checks import check_logits
 from ..models.given import takes_model
 from ..models.intervene import Intervention, intervention
 from ..models.view import View
-from ..results.curves import Profile, mean_profile
+from ..results.curves import Profile, rms_profile
 from ..results.dataset import dataset, provenance, tokens_hash
 from ..results.statistics import INTERVAL
 from ..results.variables import Variable, with_ends
@@ -338,7 +338,7 @@ def _state(
     profile, first = None, tokens[: options["profile_prompts"]]
     if len(first):
         found = jacobian(model, first, method="sketch", **given, progress=heard["sensitivity"])
-        profile = mean_profile(found.sensitivity, found.stderr)
+        profile = rms_profile(found.sensitivity, found.stderr)
     recall = None
     if options["recall"]:
         lists = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1, "contexts": options["recall"]}

@@ -147,7 +147,8 @@ def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> 
         for n, of in enumerate(places):
             own = samples(ds, "sensitivity", of, "")
             if own is not None and toys_learnt(ds, *of) == "trained":
-                values[n] = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
+                found_shape = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
+                values[n] = [one[:3] for one in (found_shape.primacy, found_shape.recency, found_shape.trough_fraction)]
         columns = values.reshape([ds.sizes[dim] for dim in dims] + [-1])
         for n, name in enumerate(f"{name}{end}" for name in SHAPES for end in ENDS):
             found[f"{whose}_{name}"] = (dims, columns[..., n], _said(name))

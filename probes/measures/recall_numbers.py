@@ -22,10 +22,11 @@ import xarray as xr
 
 from ..errors import InputError
 from ..results.dataset import options_of
-from ..results.statistics import Interval, ends, jackknifed, resampling
-from ..results.ushape import SHORTEST, beginning, middle_of, numbers, troughs
+from ..results.statistics import Interval, jackknifed
+from ..results.ushape import SHORTEST, beginning, middle_of, shape_over
 from .mechanism_numbers import couples, log_distance
 
+TROUGHS = 1000  # resamples for where recall is lowest
 PLACES: Mapping[str, Callable[[xr.Dataset], np.ndarray]] = {
     "log distance": log_distance,
     "log position": lambda ds: np.log(ds["place"].values),
@@ -51,16 +52,13 @@ def shape(ds: xr.Dataset) -> Recall:
     def mean(name: str) -> Interval:
         return jackknifed(lambda some: float(some.mean()), ds[name].values, unit)
 
-    def ratio(name: str) -> Interval:
-        logs = ds["log_p"].values
-        found = jackknifed(lambda some: math.log(numbers(np.exp(some.mean(0)))[name]), logs, unit)
-        return found._replace(**{end: math.exp(getattr(found, end)) for end in ("value", "low", "high")})
-
     exact, log_p, gain = map(mean, ("exact", "log_p", "gain"))
     surely = 1 - 0.025 ** (1 / len(np.unique(unit)))  # as often as an end is left open where all answers are alike
     low, high = (1 - surely, surely) if exact.value in (0, 1) else (exact.low, exact.high)
     exact = exact._replace(low=max(0.0, low if exact.value else 0.0), high=min(1.0, high if exact.value < 1 else 1.0))
-    return Recall(exact, log_p, gain, ratio("primacy"), ratio("recency"), trough(ds))
+    curve = shape_over(ds["log_p"].values[:, None], unit, bootstrap=TROUGHS)
+    lowest = curve.trough_fraction if ds.sizes["depth"] >= SHORTEST else Interval(math.nan, math.nan, math.nan)
+    return Recall(exact, log_p, gain, curve.primacy, curve.recency, lowest)
 
 
 def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
@@ -81,18 +79,6 @@ def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
         return jackknifed(difference, ds[name].values, unit)
 
     return better(slice(0, beginning(length))), better(slice(-1, None))
-
-
-def trough(ds: xr.Dataset, *, draws: int = 1000) -> Interval:
-    """Where the smoothed curve of recall is lowest, as a fraction of the depth, with its interval over couples."""
-    logs = ds["log_p"].values
-    if logs.shape[1] < SHORTEST:
-        return Interval(math.nan, math.nan, math.nan)
-    names = [str(n) for n in couples(ds)]
-    drawn = resampling(len(logs), draws, 0, documents=names).astype(float)
-    found = troughs(logs, drawn) / (logs.shape[1] - 1)
-    low, high = ends(found[:, None])
-    return Interval(float(found[0]), float(low[0]), float(high[0]))
 
 
 def repeats(ds: xr.Dataset) -> Interval:

@@ -18,12 +18,13 @@ from ..claims.claim import DECIDED, HEADLINE, POPULATIONS, Claim, said
 from ..claims.rules import is_real
 from ..measures.leakage import resolved
 from ..measures.roles import ATTENDS, LARGE, SMALL, role_names, withheld
-from ..results.curves import band, estimate, profiles, relative_error, three_digits
+from ..results.curves import band, estimate, relative_error, rms_profiles, three_digits
 from ..results.dataset import options_of
 from ..results.folder import Collected
-from ..results.profiles import change, shape
+from ..results.profiles import change, shapes
 from ..results.statistics import Interval
 from ..results.tables import NOISE, variance
+from ..results.ushape import Shape
 
 Results = Mapping[str, xr.Dataset]
 
@@ -154,9 +155,9 @@ def _swapped(swaps: Results, naming: Naming) -> str:
     return f"{said}, and what the residual stream alone would leak, V(X), from {stream} nat²"
 
 
-def _shapes(results: Results, condition: str) -> dict[str, dict[str, Interval]]:
-    """The numbers of each model's profile, where that condition was measured."""
-    return {name: numbers for name, ds in results.items() if (numbers := shape(ds, condition))}
+def _shapes(results: Results, condition: str) -> dict[str, Shape]:
+    """Of each model's profile, where that condition was measured."""
+    return {name: found[condition] for name, ds in results.items() if condition in (found := shapes(ds))}
 
 
 def _initialization(results: Results, naming: Naming) -> str:
@@ -168,7 +169,7 @@ def _initialization(results: Results, naming: Naming) -> str:
     for name in found:
         ds = results[name]
         if "theory_score_path" in ds:
-            curves = [profiles(ds, variable)["init"] for variable in ("theory_score_path", "sensitivity")]
+            curves = [rms_profiles(ds, variable)["init"] for variable in ("theory_score_path", "sensitivity")]
             end = int(options_of(ds)["query"]) + 1
             errors.append(relative_error(*(band([run.mean[:end] for run in runs]).centre for runs in curves)))
     errors = [error for error in errors if math.isfinite(error)]
@@ -186,7 +187,7 @@ def _training(results: Results, naming: Naming) -> str:
         return "After pretraining: not measured here (headwater jacobian MODEL)."
     said = f"After pretraining {_ends(trained, naming)}"
     grown = {name: change(results[name]) for name in trained}
-    grown = {name: numbers for name, numbers in grown.items() if numbers and math.isfinite(numbers["primacy"].value)}
+    grown = {name: numbers for name, numbers in grown.items() if numbers and 0 < numbers["primacy"].value < math.inf}
     if grown:
         parts = [
             f"{what} {_changed([numbers[key] for numbers in grown.values()])}"
@@ -196,15 +197,15 @@ def _training(results: Results, naming: Naming) -> str:
     return said
 
 
-def _ends(found: Mapping[str, Mapping[str, Interval]], naming: Naming) -> str:
+def _ends(found: Mapping[str, Shape], naming: Naming) -> str:
     """Primacy and recency of several models, and how many of them are a U."""
-    known = {name: numbers for name, numbers in found.items() if math.isfinite(numbers["primacy"].value)}
+    known = {name: shape for name, shape in found.items() if shape.primacy.value > 0}
     if not known:
         return "no model's attention reaches back from the last position to the first."
-    first, last = ([numbers[key] for numbers in known.values()] for key in RATIOS)
+    first, last = ([getattr(shape, key) for shape in known.values()] for key in RATIOS)
     shapes = [
         "strong" if least >= STRONG else "weak" if least >= WEAK else "no"
-        for least in (min(numbers["primacy"].low, numbers["recency"].low) for numbers in known.values())
+        for least in (min(shape.primacy.low, shape.recency.low) for shape in known.values())
     ]
     told = [f"a {kind} U" if kind != "no" else "not clearly a U" for kind in shapes]
     which = each_or_counted(told)

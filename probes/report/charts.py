@@ -37,7 +37,7 @@ from ..figures.series import (
 )
 from ..figures.style import DECADES
 from ..measures.roles import LARGE
-from ..results.curves import profiles, smooth_between
+from ..results.curves import rms_profiles, smooth_between
 from ..results.profiles import comparable
 from .plotting import band, bar, beside_line, empty, errors, line, positions, rounded, text, traces
 
@@ -134,7 +134,7 @@ def theories(results: Results) -> go.Figure:
     """Measured profiles with every theory's prediction, by model and condition."""
     figure = empty("input position j", SENSITIVITY, log=True, decades=DECADES)
     for name, ds in results.items():
-        for curve in profiles_with(ds, THEORIES, profiles):
+        for curve in profiles_with(ds, THEORIES, rms_profiles):
             of = {"model": name, "condition": curve.of["condition"]}
             if (which := curve.of["curve"]) == MEASURED:
                 color = condition_style(of["condition"]).color

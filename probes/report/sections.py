@@ -34,7 +34,7 @@ from ..figures.palette import (
 )
 from ..measures.match_result import judged
 from ..results import theory_map
-from ..results.curves import band, profiles, rms_log_error, spearman
+from ..results.curves import band, rms_log_error, rms_profiles, spearman
 from ..results.dataset import quickly
 from ..results.folder import Collected
 from ..results.tables import Report, Table, number
@@ -229,8 +229,8 @@ def _surrogate(results: Results, scalar: Results) -> list[list[str]]:
     """The scalar probe beside the norm of the same model, condition and length."""
     rows = []
     for name, ds in scalar.items():
-        whole = profiles(results[name]) if name in results else {}
-        for condition, runs in profiles(ds).items():
+        whole = rms_profiles(results[name]) if name in results else {}
+        for condition, runs in rms_profiles(ds).items():
             if condition not in whole or len(whole[condition][0].mean) != len(runs[0].mean):
                 continue
             one, other = (band([run.mean for run in found]).centre for found in (runs, whole[condition]))
@@ -271,7 +271,7 @@ def _predictions(results: Results) -> Chart:
         "dashes": {charts.called(theory): style.dash for theory, style in THEORIES.items()},
     }
     labels = {condition: condition_style(condition).label for condition in ("pretrained", "init", "init-nope")}
-    fresh = ("init",) if any("init" in profiles(ds) for ds in results.values()) else None
+    fresh = ("init",) if any("init" in rms_profiles(ds) for ds in results.values()) else None
     weights: Given = ("condition", "Weights", {"shown": fresh, "labels": labels})
     look: dict[str, Any] = {"log": True, "fraction": True, "tall": True}
     return _chart("theories", charts.theories(results), ONE_MODEL, weights, ("curve", "Curves", curves), **look)

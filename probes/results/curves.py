@@ -107,10 +107,10 @@ def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
     return float(np.mean(np.abs(x[seen] / y[seen] - 1))) if np.any(seen) else math.nan
 
 
-def mean_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Profile:
-    """Average a sensitivity [prompt, position] over prompts.
+def rms_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Profile:
+    """Root mean square over prompts of a sensitivity [prompt, position], `sqrt(mean_p s_pj^2)`: what the kernel predicts.
 
-    The mean is `sqrt(mean_p s_pj^2)`: squared norms are what is estimated without bias. Errors of different prompts are
+    For what a profile is like take `probes.shape`, whose mean does not hang on a few prompts. Errors of different prompts are
     independent, hence `stderr_j = sqrt(sum_p (s_pj e_pj)^2) / (P mean_j)` with `e` the standard errors of `s`.
 
     Raises:
@@ -154,8 +154,8 @@ def band(curves: ArrayLike) -> Band:
     return Band(centre, values.min(axis=0), values.max(axis=0))
 
 
-def profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Profile]]:
-    """The curves of a result of `jacobian`, single or combined: by condition, one per seed, in the result's order.
+def rms_profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Profile]]:
+    """`rms_profile` of a result of `jacobian`, single or combined: by condition, one per seed, in the result's order.
 
     `variable` may be another of its variables [..., prompt, position]; standard errors are those of the sensitivity alone.
 
@@ -174,7 +174,7 @@ def profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, list[Pr
             run = ds.sel(condition=condition).isel(seed=index)
             curves = [run[name].transpose("prompt", "position").values for name in names]
             if not np.all(np.isnan(curves[0])):
-                found.setdefault(str(condition), []).append(mean_profile(*curves))
+                found.setdefault(str(condition), []).append(rms_profile(*curves))
     return found
 
 

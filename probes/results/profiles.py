@@ -3,27 +3,25 @@
 `||dh/dx||` of two conditions compares units, since rms(x) and rms(h) grow in training. The elasticity
 `||J_j||_F / sqrt(d) * rms(x) / rms(h)` has none. Trained profiles are heavy-tailed over prompts: a root mean square hangs on
 a few of them, so that conditions are compared by geometric means (comparisons with the second-moment kernel, which predicts
-a mean square, keep `curves.profiles`). Where a window cuts a position off, it is 0 in every prompt and stays 0.
+a mean square, keep `curves.rms_profiles`). Where a window cuts a position off, it is 0 in every prompt and stays 0.
 
-Numbers of a profile, all from the mean profile: `first` (mean over the first 5 % of positions), `middle` (median of the
-middle half), `last`, their ratios `primacy`, `primacy behind 0` (position 0 left out) and `recency`. Their intervals are
-jackknifed over documents or runs, by logarithms (`statistics.jackknifed`). The trough is a place and jumps: it is resampled.
+`shape` gives the numbers of a mean profile (`ushape.Shape`), jackknifed over documents; every table takes them from there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
+from ..errors import InputError
 from .curves import Profile, band, by_condition, deviation
 from .dataset import options_of
-from .statistics import Interval, jackknifed, spread, units
-from .ushape import NUMBERS, numbers
+from .statistics import Interval, spread, units
+from .ushape import SHORTEST, Shape, intervals, log_numbers, shape_over
 
 Curves = Float[np.ndarray, "seed prompt position"]
 
@@ -63,7 +61,7 @@ def comparable(ds: xr.Dataset) -> bool:
     return "elasticity" in ds
 
 
-def mean_profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, list[Profile]]:
+def profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, list[Profile]]:
     """By condition, one per seed: the geometric mean over prompts, its standard error over documents, and the spread.
 
     The standard error is of the logarithm, times the mean; NaN for a single document, 0 where the profile is.
@@ -81,15 +79,28 @@ def mean_profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, lis
     return found
 
 
-def shape(ds: xr.Dataset, condition: str) -> dict[str, Interval]:
-    """`NUMBERS` of one condition with their 95 % intervals over documents; empty where it was not measured."""
-    values = elasticities(ds).get(condition)
-    return {} if values is None else ranged(values.swapaxes(0, 1), units(ds))
+def shape(ds: xr.Dataset, condition: str | None = None) -> Shape:
+    """The U-shape of a profile as `headwater jacobian` prints it: of the geometric mean, with 95 % intervals over documents.
+
+    Args:
+        ds: a result of `jacobian`, or of a theory. Prompts are units where its coordinate `document` names none.
+        condition: "init" or "pretrained", as the result calls them; needed where it has several.
+
+    Raises:
+        InputError: no such profile, several to choose from, or one that is shorter than 8 positions.
+    """
+    found = shapes(ds)
+    if condition not in found and (condition is not None or len(found) != 1):
+        raise InputError(f"condition={condition}, and the result has profiles of {', '.join(found) or 'none'}; name one")
+    chosen = next(iter(found.values())) if condition is None else found[condition]
+    if math.isnan(chosen.middle.value):
+        raise InputError(f"fewer than {SHORTEST} positions up to the query have no middle to compare with; give more")
+    return chosen
 
 
-def ranged(values: Float[np.ndarray, "sample other position"], unit: Int[np.ndarray, " sample"]) -> dict[str, Interval]:
-    """`NUMBERS` of the mean over samples (prompts or runs) and all others, with 95 % intervals over the samples' units."""
-    return {name: _ratio(partial(_log, name), values, unit) for name in NUMBERS}
+def shapes(ds: xr.Dataset) -> dict[str, Shape]:
+    """`shape` of every condition; NaN for profiles that are too short."""
+    return {condition: shape_over(_logs(values), units(ds)) for condition, values in elasticities(ds).items()}
 
 
 def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> dict[str, Interval]:
@@ -97,23 +108,18 @@ def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> d
     found = elasticities(ds) if comparable(ds) else {}
     if before not in found or after not in found:
         return {}
-    seeds = len(found[before])
-    both = np.concatenate([found[before], found[after]]).swapaxes(0, 1)
+    seeds, both = len(found[before]), _logs(np.concatenate([found[before], found[after]]))
 
-    def grown(name: str, values: np.ndarray) -> float:
-        return _log(name, values[:, seeds:]) - _log(name, values[:, :seeds])
+    def grown(some: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):  # nothing of nothing
+            return log_numbers(some[:, seeds:]) - log_numbers(some[:, :seeds])
 
-    return {name: _ratio(partial(grown, name), both, units(ds)) for name in NUMBERS}
-
-
-def _log(name: str, values: Float[np.ndarray, "sample other position"]) -> float:
-    found = numbers(typical(values))[name]
-    return math.log(found) if found > 0 else math.nan
+    return intervals(grown, both, units(ds))
 
 
-def _ratio(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np.ndarray) -> Interval:
-    found = jackknifed(estimate, values, unit)
-    return Interval(*(math.exp(one) for one in found[:3]))._replace(freedom=found.freedom)
+def _logs(values: Curves) -> Float[np.ndarray, "prompt seed position"]:
+    with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
+        return np.log(values).swapaxes(0, 1)
 
 
 def _unit(ds: xr.Dataset) -> Float[np.ndarray, "condition seed prompt 1"]:

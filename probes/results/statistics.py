@@ -126,9 +126,12 @@ def jackknifed(
     estimate: Callable[[np.ndarray], float], values: Num[np.ndarray, "prompt ..."], unit: Int[np.ndarray, " prompt"]
 ) -> Interval:
     """`jackknife` of one number."""
-    return Interval(*(float(x) for x in jackknife(estimate, values, unit)))._replace(
-        freedom=float(len(np.unique(unit)) - 1) or np.inf
-    )
+    return Interval(*(float(x) for x in jackknife(estimate, values, unit)))._replace(freedom=freedom(unit))
+
+
+def freedom(unit: Int[np.ndarray, " prompt"]) -> float:
+    """Of the jackknife over these units."""
+    return float(len(np.unique(unit)) - 1) or np.inf
 
 
 def jackknife_of_two(

@@ -12,7 +12,7 @@ import xarray as xr
 from ..errors import InputError
 from .curves import relative_error, rms_log_error
 from .tables import number
-from .ushape import UShape, ushape
+from .ushape import Shape, shape_of
 
 BLOCKS = 12  # of places where depth is not what is moved
 FACTOR = 2.0  # how far an end has to stand above the middle to count
@@ -52,14 +52,14 @@ class Row(Mapping[str, Any]):
         return str(self["label"])
 
     @property
-    def shape(self) -> UShape:
+    def shape(self) -> Shape:
         """Of the measured profile."""
-        return ushape(self["measured"])
+        return shape_of(self["measured"])
 
     @property
-    def predicted(self) -> UShape:
+    def predicted(self) -> Shape:
         """Of the second-moment kernel with its score path."""
-        return ushape(self["score_path"])
+        return shape_of(self["score_path"])
 
     @property
     def value_share(self) -> float:
@@ -83,8 +83,9 @@ def described(ds: xr.Dataset) -> str:
     return (
         f"{ds.attrs['seeds']} fresh models per place, sketch of {ds.attrs['products']} products, float32, random tokens; "
         f"width {usual['width']}, {usual['blocks']} blocks and T = {usual['length']} unless the place says otherwise. "
-        f"Primacy and recency: the ends against the middle; U: both at least {ds.attrs['factor']:g}. Kernels: mean over "
-        "positions of |predicted / measured - 1|; N^L: RMS log error with its best alpha and a free scale."
+        "Primacy and recency: the ends against the middle of root mean squares over models, which kernels predict; U: both "
+        f"at least {ds.attrs['factor']:g}. Kernels: mean over positions of |predicted / measured - 1|; N^L: RMS log error "
+        "with its best alpha and a free scale."
     )
 
 

@@ -2,8 +2,8 @@
 
 A profile is a curve over positions, how much the last one depends on each. Its beginning is the first `EDGE` of the
 positions, its middle the median over the middle half, its end the last position. `primacy` is beginning / middle, `recency`
-end / middle, the trough is where the smoothed curve is lowest. `ushape` gives these of one curve; `numbers` gives sizes,
-too, for intervals.
+end / middle, the trough is where the smoothed curve is lowest. `shape_of` gives these of one curve, `shape_over` of the
+geometric mean of many, with intervals; `probes.shape` is the latter of a result.
 
 One prompt, looked at token by token (`probes.inspect`), is divided into parts instead: position 0 is the sink, and the
 recency part is as long as the profile is high (`parts_of`).
@@ -12,55 +12,95 @@ recency part is as long as the profile is high (`parts_of`).
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from ..errors import InputError
 from .curves import one_curve, smooth, smoothed
+from .statistics import Interval, ends, freedom, jackknife, resampling
 
 EDGE = 0.05  # the share of positions that counts as the beginning
-NUMBERS = ("first", "middle", "last", "primacy", "primacy behind 0", "recency")
+NUMBERS = ("first", "middle", "last", "primacy", "primacy_behind_0", "recency")
 PARTS = ("sink", "rest", "recency")
 RECENCY = 2.0  # how far a profile stands above its middle in the recency part
 SHORTEST = 8  # positions below which a curve has no middle to speak of
 
+Number: TypeAlias = Any  # a float of one curve, an `Interval` of many
 
-class UShape(NamedTuple):
-    """How much the ends of a curve stand out from its middle. Ratios have no unit."""
 
-    primacy: float  # mean over the first 5 % of positions / middle
-    recency: float  # last position / middle
-    middle: float  # median over positions T/4 <= j < 3T/4, in the curve's unit
+class Shape(NamedTuple):
+    """How much the ends of a curve stand out from its middle: of one curve numbers, of many their mean's with intervals.
+
+    Ratios are NaN where the middle is 0, as where a window cuts it off.
+    """
+
+    first: Number  # mean over the first 5 % of positions, in the curve's unit
+    middle: Number  # median over positions T/4 <= j < 3T/4
+    last: Number  # the last position
+    primacy: Number  # first / middle
+    primacy_behind_0: Number  # the same without position 0
+    recency: Number  # last / middle
     trough: int  # position of the minimum of the smoothed curve
-    trough_fraction: float  # trough / (T - 1)
+    trough_fraction: Number  # trough / (T - 1)
 
 
-def ushape(profile: ArrayLike) -> UShape:
-    """The U-shape summary of one sensitivity curve [position].
-
-    Where the middle is zero (a sliding window can cut it off altogether) the ratios are infinite, or NaN for 0 / 0.
+def shape_of(curve: ArrayLike) -> Shape:
+    """The shape of one curve [position]; NaN but for the trough where it is shorter than 8.
 
     Raises:
-        InputError: the curve is not one-dimensional, is shorter than 8, or has values that are negative or not finite.
+        InputError: the curve is not one-dimensional, or has values that are negative or not finite.
     """
-    curve = one_curve(profile, "the curve")
-    length = len(curve)
-    if length < SHORTEST:
-        raise InputError(f"a curve of {length} positions has no middle to compare with; give at least {SHORTEST}")
-    if not np.all(np.isfinite(curve) & (curve >= 0)):
-        at = int(np.flatnonzero(~(np.isfinite(curve) & (curve >= 0)))[0])
-        raise InputError(
-            f"the curve has the value {curve[at]} at position {at}; give finite sensitivities, zero or more"
-        )
-    middle = middle_of(curve)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        primacy = np.mean(curve[: beginning(length)]) / middle
-        recency = curve[-1] / middle
-    trough = int(np.argmin(smooth(curve)))
-    return UShape(float(primacy), float(recency), float(middle), trough, trough / (length - 1))
+    values = one_curve(curve, "the curve")
+    if not np.all(seen := np.isfinite(values) & (values >= 0)):
+        at = int(np.flatnonzero(~seen)[0])
+        raise InputError(f"the curve has the value {values[at]} at position {at}; give sensitivities, zero or more")
+    trough = int(np.argmin(smooth(values)))
+    return Shape(**numbers(values), trough=trough, trough_fraction=trough / max(1, len(values) - 1))
+
+
+def shape_over(
+    logs: Float[np.ndarray, "sample other position"],
+    unit: Int[np.ndarray, " sample"],
+    *,
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> Shape:
+    """The shape of the geometric mean of curves, given by their logarithms (-inf for a zero), with 95 % intervals.
+
+    Args:
+        logs: of samples (prompts or runs), each with as many others (runs or prompts).
+        unit: which of the samples belong together; the jackknife leaves one out at a time, and ratios are taken by their
+            logarithms.
+        bootstrap: resamples of the units for the trough, which is a place and jumps; 0: it has no interval.
+        seed: of the resampling.
+    """
+
+    drawn = resampling(len(logs), bootstrap if len(np.unique(unit)) > 1 else 0, seed, documents=list(map(str, unit)))
+    places = troughs(logs.mean(1), drawn.astype(np.float64))
+    fraction = places / max(1, logs.shape[-1] - 1)
+    low, high = (float(end[0]) for end in ends(fraction[:, None]))
+    found = intervals(log_numbers, logs, unit)
+    return Shape(**found, trough=int(places[0]), trough_fraction=Interval(float(fraction[0]), low, high))
+
+
+def intervals(
+    estimate: Callable[[np.ndarray], np.ndarray],
+    logs: Float[np.ndarray, "sample other position"],
+    unit: Int[np.ndarray, " sample"],
+) -> dict[str, Interval]:
+    """`NUMBERS` from an estimate of their logarithms, jackknifed over units."""
+    found = np.exp(np.stack(jackknife(estimate, logs, unit), 1))
+    return {name: Interval(*map(float, found[n]))._replace(freedom=freedom(unit)) for n, name in enumerate(NUMBERS)}
+
+
+def log_numbers(logs: Float[np.ndarray, "sample other position"]) -> Float[np.ndarray, " number"]:
+    """Logarithms of `NUMBERS` of the geometric mean."""
+    with np.errstate(divide="ignore"):
+        return np.log(list(numbers(np.exp(logs.mean((0, 1)))).values()))
 
 
 def beginning(length: int) -> int:
@@ -75,7 +115,7 @@ def middle_of(curve: Float[np.ndarray, " position"]) -> float:
 
 
 def numbers(curve: Float[np.ndarray, " position"]) -> dict[str, float]:
-    """A profile in `NUMBERS`; NaN where it is too short for a middle, ratios NaN where the middle is 0."""
+    """The `NUMBERS` of `shape_of`; NaN where a curve is too short for a middle, ratios NaN where the middle is 0."""
     length = len(curve)
     if length < SHORTEST:
         return dict.fromkeys(NUMBERS, math.nan)

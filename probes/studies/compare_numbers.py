@@ -20,10 +20,10 @@ from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
 from ..measures.mechanism_numbers import statements
 from ..measures.sinks import RULES
-from ..results.curves import estimate
+from ..results.curves import by_condition, estimate
 from ..results.dataset import options_of
 from ..results.statistics import Interval
-from ..results.ushape import EDGE, SHORTEST, beginning, numbers, troughs
+from ..results.ushape import NUMBERS, SHORTEST, beginning, numbers, troughs
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 
@@ -68,9 +68,7 @@ def _of_jacobian(ds: xr.Dataset) -> Found:
         raise InputError("a result of jacobian has no elasticity by prompt; measure it again with this version")
     if ds.sizes["position"] < SHORTEST:
         raise InputError(f"profiles of {ds.sizes['position']} positions have no middle; give at least {SHORTEST}")
-    if "condition" not in ds["elasticity"].dims:
-        names = [str(ds.attrs.get("condition", "pretrained"))]
-        ds = ds.drop_vars(["condition", "seed"], errors="ignore").expand_dims({"condition": names, "seed": [0]})
+    ds = by_condition(ds, "elasticity")
     whole = ds["elasticity"].isel({"position": slice(int(options_of(ds)["query"]) + 1)})
     whole = whole.isel(layer=0) if "layer" in whole.dims else whole
     paths = [str(path) for path in whole["pathway"].values] if "pathway" in whole.dims else [""]
@@ -92,9 +90,9 @@ def _of_jacobian(ds: xr.Dataset) -> Found:
 
 def curve_numbers(length: int) -> Iterator[tuple[str, bool, Callable[[np.ndarray], float]]]:
     """Of a mean profile: name, whether it is a positive size, and how it is taken."""
-    others = {"primacy behind 0": "primacy without position 0", "first": "first 5 %"}
-    for number in ("primacy", "primacy behind 0", "recency", "first", "middle", "last"):
-        if number != "primacy behind 0" or math.ceil(EDGE * length) > 1:
+    others = {"primacy_behind_0": "primacy without position 0", "first": "first 5 %"}
+    for number in (*NUMBERS[3:], *NUMBERS[:3]):
+        if number != "primacy_behind_0" or beginning(length) > 1:
             yield others.get(number, number), True, lambda curve, number=number: numbers(curve)[number]
     yield "position 0", True, lambda curve: float(curve[0])
 

@@ -25,7 +25,7 @@ import xarray as xr
 from ..errors import InputError
 from ..measures.jacobian import jacobian
 from ..models.load import fresh
-from ..results.curves import mean_profile
+from ..results.curves import rms_profile
 from ..results.dataset import dataset, made_with, save
 from ..results.theory_map import BLOCKS, CURVES, FACTOR
 from ..run.progress import Advance
@@ -223,10 +223,10 @@ def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
         for name, ds in results.items():
             found.setdefault(name, []).append(ds["sensitivity"].values[0])
         errors.append(measured["stderr"].values[0])
-    curves = {name: mean_profile(np.stack(values)).mean for name, values in found.items()}
+    curves = {name: rms_profile(np.stack(values)).mean for name, values in found.items()}
     fit = fit_alpha(curves["measured"], place.blocks, window=place.window)
     curves["cesaro"] = fit.curve
-    curves["stderr"] = mean_profile(np.stack(found["measured"]), np.stack(errors)).stderr
+    curves["stderr"] = rms_profile(np.stack(found["measured"]), np.stack(errors)).stderr
     variables: dict[str, tuple[Any, ...]] = {name: (("position",), curve) for name, curve in curves.items()}
     return dataset(variables | {"alpha": ((), np.array(fit.alpha))}, attrs=made_with())
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 from ..measures.bos_swap import removed
 from ..models.view import View
-from ..results.curves import mean_profile
+from ..results.curves import rms_profile
 from ..results.profiles import typical
 from ..results.statistics import jackknife
 from ..results.ushape import SHORTEST
@@ -91,7 +91,7 @@ def of_model(
         found["theory_kernel"] = ((*at, "prompt", "position"), _filled(sizes, values, np.float32), said)
     curves, alphas = np.full((len(STATES), one.sizes["position"]), np.nan, np.float32), np.full(len(STATES), np.nan)
     for n, state in enumerate(STATES):
-        means = [mean_profile(ds["sensitivity"].values).mean for (of, _), ds in portraits.items() if of == state]
+        means = [rms_profile(ds["sensitivity"].values).mean for (of, _), ds in portraits.items() if of == state]
         mean = np.sqrt(np.mean(np.square(means), 0))
         if np.count_nonzero(mean) >= SHORTEST:
             fit = fit_alpha(mean, model.spec.blocks, window=model.spec.windows)

@@ -24,12 +24,12 @@ from ..measures.jacobian import Method, Pathway, Readout, jacobian, memory
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.memory import paced
 from ..models.view import View
-from ..results.curves import band, profiles, relative_error, rms_log_error, spearman
+from ..results.curves import band, relative_error, rms_log_error, rms_profiles, spearman
 from ..results.dataset import combine, drawn_from, options_of, quickly
-from ..results.profiles import mean_profiles, shape
+from ..results.profiles import profiles, shapes
 from ..results.statistics import Interval
 from ..results.tables import interval, number
-from ..results.ushape import SHORTEST, UShape, ushape
+from ..results.ushape import SHORTEST, Shape
 from ..run.progress import Advance
 from ..theory import kernel
 from ..theory.cesaro import fit_alpha
@@ -113,8 +113,7 @@ class Row:
     model: str
     condition: str
     seeds: int
-    numbers: dict[str, Interval]  # `profiles.NUMBERS` of the mean profile, over documents
-    shape: UShape  # of the same profile
+    shape: Shape
     error: float  # relative standard error of the mean profile, rms over positions (first seed)
 
 
@@ -188,7 +187,7 @@ def _with_fits(result: xr.Dataset, model: View) -> xr.Dataset:
     windows = model.spec.windows[lowest:]
     curves = np.full((result.sizes["condition"], result.sizes["position"]), np.nan, dtype=np.float32)
     alphas = np.full(result.sizes["condition"], np.nan)
-    found = profiles(result)
+    found = rms_profiles(result)
     for place, condition in enumerate(result["condition"].values):
         mean = band([run.mean for run in found[str(condition)]]).centre
         if np.count_nonzero(mean[: at + 1]) >= SHORTEST:
@@ -296,12 +295,11 @@ def summarize(results: Mapping[str, xr.Dataset]) -> list[Row]:
     """The U-shape of every model's conditions, from results, over the positions up to the query."""
     rows = []
     for name, result in results.items():
-        estimated = profiles(result)
-        for condition, runs in mean_profiles(result).items():
-            curve, first = band([run.mean for run in runs]).centre, estimated[condition][0]
-            seen = first.mean > 0
+        found = shapes(result)
+        for condition, runs in rms_profiles(result).items():
+            first, seen = runs[0], runs[0].mean > 0
             error = float(np.sqrt(np.mean((first.stderr[seen] / first.mean[seen]) ** 2)))
-            rows.append(Row(name, condition, len(runs), shape(result, condition), ushape(curve), error))
+            rows.append(Row(name, condition, len(runs), found[condition], error))
     return rows
 
 
@@ -318,15 +316,15 @@ def rope_correlations(results: Mapping[str, xr.Dataset]) -> dict[str, float]:
 def cells(row: Row) -> Iterator[str]:
     """A summary row as text, in the order of `COLUMNS`."""
     yield from (row.model, row.condition, str(row.seeds))
-    for name in SHAPE:
-        found = row.numbers[name]
+    for name in SHAPE.values():
+        found: Interval = getattr(row.shape, name)
         yield interval(*found[:3]) if np.isfinite(found.value) else "no middle"
-    yield f"{row.shape.trough} ({row.shape.trough_fraction:.2f})"
-    yield number(row.numbers["middle"].value)
+    yield f"{row.shape.trough} ({row.shape.trough_fraction.value:.2f})"
+    yield number(row.shape.middle.value)
     yield "-" if np.isnan(row.error) else f"{row.error:.2%}"
 
 
-SHAPE = ("primacy", "primacy behind 0", "recency")
+SHAPE = {"primacy": "primacy", "primacy behind 0": "primacy_behind_0", "recency": "recency"}
 COLUMNS = ("model", "condition", "seeds", *SHAPE, "trough", "middle", "sketch's error")
 
 
@@ -347,11 +345,11 @@ def agreements(results: Mapping[str, xr.Dataset]) -> list[Agreement]:
     rows = []
     for name, result in results.items():
         end = options_of(result)["query"] + 1
-        for place, (condition, runs) in enumerate(profiles(result).items()):
+        for place, (condition, runs) in enumerate(rms_profiles(result).items()):
             measured = band([run.mean[:end] for run in runs]).centre
 
             def mean(variable: str, condition: str = condition, end: int = end, result: xr.Dataset = result) -> Any:
-                return band([run.mean[:end] for run in profiles(result, variable)[condition]]).centre
+                return band([run.mean[:end] for run in rms_profiles(result, variable)[condition]]).centre
 
             theories = [v for v in map(str, result.data_vars) if v.startswith("theory_") and v != "theory_cesaro"]
             curves = {v.removeprefix("theory_"): mean(v) for v in theories}

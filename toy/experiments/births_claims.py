@@ -43,7 +43,10 @@ FEWEST = 1e-8  # of the predictor's square that covariates and the constant have
 def with_behind(ds: xr.Dataset) -> xr.Dataset:
     """The result with `BEHIND` of its elasticities beside the ends."""
     found = xr.apply_ufunc(
-        lambda curve: numbers(curve)[BEHIND], ds["elasticity"], input_core_dims=[["position"]], vectorize=True
+        lambda curve: numbers(curve)["primacy_behind_0"],
+        ds["elasticity"],
+        input_core_dims=[["position"]],
+        vectorize=True,
     )
     return ds.assign({BEHIND: found})
 
