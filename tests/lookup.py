@@ -22,7 +22,8 @@ class Lookup:
         self.tokenizer, self.memory, self.window = tokenizer, memory, window
         self.spec = Spec("lookup", 1, 1, 1, size, size, size, ("none",), (window,), None, None)
         self.identity = Identity("lookup", None, "pretrained", "0" * 64, "{}", "tests", "float64", "cpu")
-        self.device, self.dtype, self.offloaded, self.bos = torch.device("cpu"), torch.float64, False, None
+        self.device, self.dtype, self.offloaded = torch.device("cpu"), torch.float64, False
+        self.bos, self.first_ids = None, ()
 
     def embed(self, tokens: Tensor) -> Tensor:
         return functional.one_hot(tokens, self.spec.vocabulary).double()
