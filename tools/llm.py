@@ -148,6 +148,7 @@ STEPS = [
     Step("trajectory", SMOL, f"{MEASURED['trajectory']} --first {START}", "im-start"),
     Step("sinks", SMOL, f"{MEASURED['sinks']} --first {END}", "end"),
     Step("sinks", SMOL, "--prompts 4 --length 64 --reacts off --effect all --effect-prompts 4", "t64"),
+    Step("decode", SMOL, "--prompts 32 --length 64 --erase all --recall 0 --no-leakage", "t64"),
     Step("sinks", SMOL, "--prompts 8 --length 1024 --reacts off", "t1024"),
     Step("sinks", SMOL, "--prompts 4 --length 2048 --reacts off", "t2048"),
     Step("sinks", SMOL, f"{MEASURED['sinks']} {EVERY_KEY}", "all-keys"),
@@ -292,6 +293,7 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
     for told, kind in (("prose", "leakage"), ("code", "code/leakage"), ("prose behind id 1", "im-start/leakage")):
         yield f"position in attention, queries 9-31, {told}", kind, total
         yield "... of uniform attention, fresh weights, shuffled queries", kind, _nulls
+        yield "... heads whose estimate lies below uniform attention's", kind, _below_uniform
         yield "... in the median block", kind, _median_block
         yield "... without the head that leaks most; the mask's share of that", kind, _without_most
         for said, name, source in (
@@ -305,9 +307,12 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
     # Behind a chat template early queries see the same words in every prompt, which count as position.
     for told, kind in (("prose", "leakage"), ("prose in the chat template", "chat/leakage")):
         yield f"position in attention, queries 64-127, {told}", kind, partial(total, band="64-127")
+    yield "zero embedding for text: sink rate", "interventions/bos-swap", partial(_swapped, by="zero")
+    yield "... change of loss", "interventions/bos-swap", partial(_loss, by="zero")
     for told, kind in (("text", "bos-swap"), ("id 1", "im-start/bos-swap")):
         for by in ("mean", "random"):
             yield f"{by} embedding for {told}: sink rate", kind, partial(_swapped, by=by)
+            yield "... change of loss", kind, partial(_loss, by=by)
             for said, name in (("left in", "removed"), ("taken out", "removed_steady")):
                 cell = partial(_part, name=f"{name}_of_model", form=".1%", replacement=by)
                 yield f"... removed of V(X), constant {said}", kind, cell
@@ -419,6 +424,16 @@ def _part(ds: xr.Dataset, name: str, *, form: str = ".3g", unit: str = "", band:
 def _swapped(ds: xr.Dataset, by: str) -> str:
     at = ds.sel(replacement=by)
     return " to ".join(f"{float(at[f'sink_rate_{when}'].mean()):.2f}" for when in ("before", "after"))
+
+
+def _loss(ds: xr.Dataset, by: str) -> str:
+    return interval(*estimate(ds, "loss_change_of_model", replacement=by), form="+.3f") + " nat"
+
+
+def _below_uniform(ds: xr.Dataset) -> str:
+    at = ds.isel(band=0)
+    totals = at["log_form"].sel(part="total")
+    return f"{int((totals < at['null_uniform']).sum())} of {totals.size}"
 
 
 def main() -> int:
