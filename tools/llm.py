@@ -35,7 +35,7 @@ from probes.data.documents import BUNDLED, read_documents
 from probes.figures import decode_figure, retrieval_figure
 from probes.measures.recall_numbers import PLACES, carries_over
 from probes.measures.recall_numbers import shape as recall
-from probes.measures.roles import ATTENDS, counts
+from probes.measures.roles import ATTENDS
 from probes.models.named import located
 from probes.report.measuring import draw
 from probes.results.curves import estimate
@@ -59,7 +59,6 @@ TEXTS = {
     "names": "When Mary and John went to the store, John gave the book to Mary. Then Mary thanked",
     "code": "assert sum([1, 2, 3]) == 6; assert sum([4, 5]) == 9; assert sum([1, 2, 3, 4]) ==",
 }
-LARGEST = 600_000  # bytes of a result as it is kept
 CONVERGED = 3  # the block before which streams of different tokens at position 0 have not met yet
 
 
@@ -205,10 +204,6 @@ def measure(step: Step) -> bool:
         print(f"{step.name}: not measured (exit code {done.returncode})", flush=True)
         return False
     save(slim(load(made), step.kind), step.result)
-    if (size := step.result.stat().st_size) > LARGEST:
-        print(f"{step.name}: {step.result} has {size:,} bytes, above {LARGEST:,}; it stays in {made}", flush=True)
-        step.result.unlink()
-        return False
     if step.kind == "paths":  # drawn by the command itself
         shutil.copyfile(made.with_suffix(".png"), step.result.with_suffix("").with_suffix(".png"))
     return True
@@ -281,7 +276,6 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
         yield f"sink rate of position 0, {told}", kind, _sink_rate
     attend = "heads that attend to it (> 0.3)"
     yield attend, "sinks", lambda ds: f"{(ds['attends'].values > ATTENDS).sum()} of {ds['attends'].size}"
-    yield "heads that read it, that park there", "sinks", _readers
     for told, kind in (("the 40 that write most", "sinks"), ("all heads, T = 64", "t64/sinks")):
         yield f"largest effect of a head's reading, {told}", kind, _effect
     for first in (0, 1, 4):
@@ -304,18 +298,13 @@ def rows() -> Iterator[tuple[str, str, Cell]]:
             yield f"... {said}", kind, partial(share, name=f"{name}_share_of_model", source=source)
         for said, name in (("taken out", "steady"), ("left in", "log")):
             yield f"V(X), constant {said}", kind, partial(_part, name=f"{name}_stream_of_model")
-    # Behind a chat template early queries see the same words in every prompt, which count as position.
-    for told, kind in (("prose", "leakage"), ("prose in the chat template", "chat/leakage")):
-        yield f"position in attention, queries 64-127, {told}", kind, partial(total, band="64-127")
+    yield "position in attention, queries 64-127, prose", "leakage", partial(total, band="64-127")
     yield "zero embedding for text: sink rate", "interventions/bos-swap", partial(_swapped, by="zero")
     yield "... change of loss", "interventions/bos-swap", partial(_loss, by="zero")
     for told, kind in (("text", "bos-swap"), ("id 1", "im-start/bos-swap")):
         for by in ("mean", "random"):
             yield f"{by} embedding for {told}: sink rate", kind, partial(_swapped, by=by)
             yield "... change of loss", kind, partial(_loss, by=by)
-            for said, name in (("left in", "removed"), ("taken out", "removed_steady")):
-                cell = partial(_part, name=f"{name}_of_model", form=".1%", replacement=by)
-                yield f"... removed of V(X), constant {said}", kind, cell
             cell = partial(_part, name="residual_steady_change_of_model", replacement=by)
             yield "... change of V(X), constant taken out", kind, cell
     for told, kind, condition in (
@@ -343,10 +332,6 @@ def _evicted(ds: xr.Dataset, first: int) -> str:
     at = ds.sel(cache="cut", numbering="cache")
     found = (estimate(at, "evict_loss_change", first_keys=first, last_keys=int(last)) for last in ds["last_keys"])
     return "; ".join(interval(*one, form="+.2f") for one in found) + " nat"
-
-
-def _readers(ds: xr.Dataset) -> str:
-    return ", ".join(str(counts(ds)[role][0]) for role in ("reads", "parks"))
 
 
 def _sink_rate(ds: xr.Dataset) -> str:

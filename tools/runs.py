@@ -18,7 +18,7 @@ import numpy as np
 
 from probes.results.statistics import over_runs
 from probes.results.tables import Report, Table, interval, number, write_report
-from probes.studies.compare import Row, compare_files
+from probes.studies.compare import Row, compare_results
 
 COLUMNS = ("measurement", "of", "number", "A", "B", "B against A")
 
@@ -27,7 +27,7 @@ def compared(folder: Path, a: str, b: str) -> dict[tuple[str, str, str], list[Ro
     """By measurement, what it is of and its name: that number in every pair of runs."""
     found: dict[tuple[str, str, str], list[Row]] = {}
     for file in sorted(folder.glob(f"*/*-{a}-seed*.nc")):
-        both = compare_files(file, file.with_name(file.name.replace(f"-{a}-", f"-{b}-")))
+        both = compare_results(file, file.with_name(file.name.replace(f"-{a}-", f"-{b}-")))
         for row in both.rows:
             found.setdefault((both.measurement, row.of, row.name), []).append(row)
     return found

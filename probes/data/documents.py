@@ -33,7 +33,7 @@ _DATASET_FILES = {
 }
 CSV_ROWS = 1000  # read at a time
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
-HELDOUT = CHECKPOINTS / "heldout.jsonl"  # what the bundled models' losses were measured on
+HELDOUT = CHECKPOINTS / "heldout.jsonl.xz"  # what the bundled models' losses were measured on
 BUNDLED = {name: Path(__file__).parents[1] / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
 
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
@@ -88,7 +88,7 @@ def text_files(path: str | Path) -> list[Path]:
 
 
 def _read_file(file: Path, name: str) -> Iterator[Document]:
-    packed = file in BUNDLED.values()
+    packed = file in (*BUNDLED.values(), HELDOUT)
     try:
         text = lzma.decompress(file.read_bytes()).decode() if packed else file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,7 +1,8 @@
 """Checkpoints that come with the package: weights compressed, bit for bit what was trained; step 0 is drawn from its seed.
 
 Such a folder holds config and tokenizer as transformers writes them, `packed.json`, and for its checkpoints
-`NAME.safetensors.xz`: "model" is the last, the others are its steps. `packed.json` has the SHA-256 of every checkpoint's
+`NAME.safetensors.xz`: "model" is the last, the others are its steps. tiny-llama's last is not compressed, so that its folder is
+one that transformers itself reads. `packed.json` has the SHA-256 of every checkpoint's
 safetensors file, and the seed that the one without a file is drawn from.
 """
 
@@ -38,6 +39,9 @@ def unpacked(folder: Path, name: str, step: str | None, *, lasting: bool) -> Ite
     Raises:
         InputError: a file or this version's random numbers do not give the weights that were trained, or there is no room.
     """
+    if step is None and (folder / WEIGHTS).is_file():
+        yield folder
+        return
     said = read_object(folder / PACKED)
     expected = said["sha256"][step or LAST]
 
