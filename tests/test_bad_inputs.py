@@ -190,7 +190,7 @@ NAMES: dict[str, list[Row]] = {
 }
 VALUES: dict[str, list[Row]] = {
     "jacobian SMALL": [
-        ("--length 129", "length=129 is more than the 128 positions of small; ask for at most 128"),
+        ("--length 129", "length=129, but small was made for 128; ask for fewer, or go beyond: --beyond"),
         ("--initialization smollm2", "published rule (smollm2-135m, smollm2"),
         ("--conditions pretrained --initialization 0.02", "initialization '0.02' has no use without fresh weights"),
         ("--products many", "products 'many' is not a number; give a whole number, or auto"),

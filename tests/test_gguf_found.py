@@ -245,7 +245,6 @@ ONE_KEY = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a"
     ("content", "says"),
     [
         (b"", "is no GGUF file (it begins with nothing)"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "is no GGUF file (it begins with 'version ')"),
         (b"GGML" + bytes(100), "is no GGUF file (it begins with 'GGML"),
         (b"GGUF", "is of version 0"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "is of version 1, and 2 and 3 are supported"),

@@ -210,7 +210,7 @@ def test_parts(profile: Sequence[float], recency: int):
         ([3.5] * 9, {}, "tokens have dtype float32"),
         (["w3"] * 9, {}, "the prompt is a list; give a text, or token ids in a list"),
         ([5] * 8 + [128], {}, "token id 128 is outside the vocabulary"),
-        ([5] * 129, {}, "tokens have 129 positions, in-memory llama was made for 128"),
+        ([5] * 129, {}, "tokens have 129 positions, but in-memory llama was made for 128"),
         (torch.full((2, 9), 5), {}, "the ids of 2 prompts are given"),
         ([5] * 9, {"first": "bos"}, "first=bos has no use with token ids"),
         (None, {"chat": [[{"role": "user", "content": WORDS}]] * 2}, "chat from Python holds 2 conversations"),

@@ -308,7 +308,7 @@ AHEAD_OF = made(mask="prefix", prefix=4)
         (lambda: made().embed(LONG), "prompts have 13 positions, 'toy' was made for 12; give from 1 to 12"),
         (lambda: made().residual(torch.zeros(1, 13, 4).double()), "prompts have 13 positions, 'toy' was made for 12"),
         (lambda: made().trace(torch.zeros(1, 3, 5).double()), "have shape [1, 3, 5]; 'toy' takes [prompt, position, 4]"),
-        (lambda: probes.sinks(made(), LONG), "tokens have 13 positions, toy was made for 12"),
+        (lambda: probes.sinks(made(), LONG), "tokens have 13 positions, but toy was made for 12"),
         (lambda: made().trace(made().embed(TOKENS), edits=[Edit("query", 2, torch.neg)]), "the model has blocks 0 to 1"),
         (lambda: probes.leakage(AHEAD_OF, TOKENS, bands=toys.BANDS, lags=toys.LAGS), CAUSAL_ALONE),
         (lambda: probes.bos_swap(AHEAD_OF, TOKENS, bands=toys.BANDS, lags=toys.LAGS), CAUSAL_ALONE),

@@ -125,7 +125,7 @@ def draw(
     if length < 2:
         raise InputError(f"length={length} is too short; ask for at least 2 positions")
     if chat is None:
-        check_length(model, length, f"length={length} positions", "ask for fewer")
+        check_length(model, length, f"length={length}", "ask for fewer")
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     check_source(text=text, dataset=dataset, chat=chat, first=first)

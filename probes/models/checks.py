@@ -50,7 +50,7 @@ def check_length(model: View, length: int, what: str, remedy: str) -> None:
     if most is not None and length > most:
         lifted = "learned" not in model.spec.positional and model.identity.backend != "toy"
         more = ", or go beyond: --beyond, probes.load(..., beyond=True)" if lifted else ""
-        raise InputError(f"{what}, {model.identity.name} was made for {most}; {remedy}{more}")
+        raise InputError(f"{what}, but {model.identity.name} was made for {most}; {remedy}{more}")
 
 
 def check_mask(mask: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +64,7 @@ class Alone:
                     file.write(_own_name())
                     file.flush()
                     self._held = file
+                    weakref.finalize(self, file.close)  # where an error keeps `release` from being called
                     return
             file.close()  # its holder has just removed it
 

@@ -159,5 +159,6 @@ class Unfinished(Generic[Result]):
             file.unlink(missing_ok=True)
             file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
         remove_cut_short(self.out, self.kind)
+        self._alone.release()
         with suppress(OSError):  # somebody else's file is in it
             self.folder.rmdir()
