@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import families
-import huggingface_hub
 import peft
 import pytest
 import torch
@@ -22,7 +20,6 @@ from transformer_lens.model_bridge import TransformerBridge
 from transformers import AutoModelForCausalLM, AutoTokenizer, BloomConfig, LlamaForSequenceClassification
 
 import probes
-from probes.models import hub
 from probes.models.huggingface import HuggingFaceView
 from probes.models.lens import LensView
 
@@ -262,37 +259,6 @@ def test_unknown_options_are_refused(kept, unchecked):
 )
 def test_unknown_names_are_refused(source, says):
     assert says in refused(source)
-
-
-def test_hub_ids_come_from_the_cache_and_nothing_is_waited_for_in_silence(tmp_path, monkeypatch, capsys):
-    def cached(name: str, *without: str) -> str:
-        folder = tmp_path / f"models--me--{name}"
-        (folder / "refs").mkdir(parents=True)
-        (folder / "refs/main").write_text("a" * 40)
-        shutil.copytree(CHECKPOINTS / "tiny-llama", folder / "snapshots" / ("a" * 40), ignore=lambda *_: without)
-        return f"me/{name}"
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes every call and answers none
-        for constant, value in (
-            ("ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}"),
-            ("HF_HUB_CACHE", str(tmp_path)),
-            ("HF_HUB_OFFLINE", False),
-        ):
-            monkeypatch.setattr(huggingface_hub.constants, constant, value)
-        monkeypatch.setattr(hub, "PATIENCE", 2)
-        view, plain = probes.load(cached("whole")), probes.load("tiny-llama")
-        assert (view.identity.name, view.identity.revision, view.bos) == ("me/whole", "a" * 40, 0)
-        assert view.identity.weights == plain.identity.weights
-        assert capsys.readouterr().err == ""
-        assert probes.load(cached("dumb", "tokenizer.json")).tokenizer is None
-        assert "me/dumb is in the local cache without its tokenizer; waiting for http" in capsys.readouterr().err
-        for name, says in (
-            (cached("thin", "model.safetensors"), "is in the local cache without its weights"),
-            ("me/no", "is not"),
-        ):
-            assert f"'{name}' {says}" in (line := refused(name))
-            assert "the hub cannot be reached (ReadTimeout)" in line
-            assert f"{name} {says}" in capsys.readouterr().err
 
 
 Spoil = Callable[[Path], object]

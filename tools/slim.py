@@ -51,7 +51,9 @@ UNREAD = {
 READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "steady_source")}  # all others are read by block alone
 DIGITS = 18  # bits of a float that are kept behind its first one: 5 decimal digits
 EXACTER = {"leakage": 24}  # parts of a sum are held against it
-OF_POSITION_0 = 13  # the same of weights by prompt; of those on other keys their mean over prompts stands at every prompt
+OF_POSITION_0 = (
+    13  # the same of weights by prompt; of those on other keys their mean over prompts stands at every prompt
+)
 TOY = "toy"  # results of which rules count right answers, so that they are kept as they are
 FEW = 64  # different values take no room, and stay as they are
 WEIGHTS = ".safetensors"

@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -266,18 +266,12 @@ def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
 
     base = read_object(folder / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise InputError(
-            f"'{name}' is an adapter whose {ADAPTER} names no base model; merge the two and give the whole"
-        )
+        raise InputError(f"'{name}' is an adapter whose {ADAPTER} names no base model; merge the two")
     known = base in (*bundled(), *PACKAGED) or what_is(located(base)) != "nothing"
-    try:
-        here = known or isinstance(huggingface_hub.try_to_load_from_cache(base, CONFIG), str)
-    except ValueError:  # no hub id either
-        here = False
-    if not here:
-        raise InputError(
-            f"'{name}' is an adapter of '{base}', which is not on this machine; download that first, or merge the two"
-        )
+    with suppress(ValueError):  # no hub id either
+        known = known or isinstance(huggingface_hub.try_to_load_from_cache(base, CONFIG), str)
+    if not known:
+        raise InputError(f"'{name}' is an adapter of '{base}', which is not here; download that, or merge the two")
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise InputError(f"'{name}' is an adapter without {ADAPTER_WEIGHTS}; convert its weights to that")
     try:
@@ -286,11 +280,9 @@ def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
         raise InputError(f"'{name}' is an adapter of '{base}'; install peft, or merge the two") from None
     found = find(base, None, how)
     try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as told:
             adapted = PeftModel.from_pretrained(found.model, str(folder))
-        missing = [str(one.message) for one in told if "missing adapter keys" in str(one.message)]
-        if missing:
+        if missing := [str(one.message) for one in told if "missing adapter keys" in str(one.message)]:
             raise ValueError(missing[0])
         model = shadow(unwrapped(adapted))
     except InputError:

@@ -1,9 +1,9 @@
 """Checkpoints that come with the package: weights compressed, bit for bit what was trained; step 0 is drawn from its seed.
 
 Such a folder holds config and tokenizer as transformers writes them, `packed.json`, and for its checkpoints
-`NAME.safetensors.xz`: "model" is the last, the others are its steps. tiny-llama's last is not compressed, so that its folder is
-one that transformers itself reads. `packed.json` has the SHA-256 of every checkpoint's
-safetensors file, and the seed that the one without a file is drawn from.
+`NAME.safetensors.xz`: "model" is the last, the others are its steps. tiny-llama's last is not compressed: its folder is one
+that transformers itself reads. `packed.json` has the SHA-256 of every checkpoint's safetensors file, and the seed that the
+one without a file is drawn from.
 """
 
 from __future__ import annotations

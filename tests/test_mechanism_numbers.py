@@ -1,0 +1,122 @@
+"""What is said of a mechanism's numbers: statements of known answers, counts, verdicts from intervals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from probes.measures import mechanism, mechanism_numbers
+from probes.results.curves import spearman
+from probes.results.statistics import Interval
+
+
+def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0, distance: float = 1.0) -> xr.Dataset:
+    """Answers whose log p is `strength` times log sensitivity, `distance` times log distance, and noise."""
+    contexts, depths, chosen = 2 * couples, np.arange(10), np.array([0, 4, 9])
+    scores = draw.normal(size=(contexts, 10))
+    place = 10 * depths + 5
+    log_p = strength * scores - distance * np.log(105 - place) + 0.5 * draw.normal(size=scores.shape)
+    sensitivity = np.stack([np.exp(scores[:, chosen])] * 3, -1)
+    by_depth, traced_by = ("context", "depth"), ("traced", "traced_depth", "part")
+    variables: dict[str, Any] = {name: (by_depth, log_p) for name in ("log_p", "gain")}
+    variables |= {"exact": (by_depth, (log_p > np.median(log_p)).astype(float)), "place": ("depth", place)}
+    variables |= {"profile": ("depth", depths**2.0), "sensitivity": (traced_by, sensitivity)}
+    variables |= {"norm": (traced_by, np.exp(draw.normal(size=sensitivity.shape)))}
+    coords = {"context": range(contexts), "depth": depths, "traced": range(contexts), "traced_depth": chosen}
+    return xr.Dataset(variables, coords | {"part": list(mechanism.PARTS)}, {"query": 105})
+
+
+def test_auc_counts_pairs_within_a_depth():
+    ds = result(np.random.default_rng(0))
+    exact, score = ds["exact"].sel(depth=ds["traced_depth"]).values, ds["sensitivity"].sel(part="pair").values
+    score[:6] = np.round(score[:6])  # ties
+    ds["sensitivity"].loc[{"part": "pair"}] = score
+    wins, pairs = 0.0, 0
+    for place in range(3):
+        for one in np.flatnonzero(exact[:, place]):
+            for other in np.flatnonzero(1 - exact[:, place]):
+                a, b = score[one, place], score[other, place]
+                wins, pairs = wins + (1.0 if a > b else 0.5 if a == b else 0.0), pairs + 1
+    found = mechanism_numbers.auc(ds)
+    assert found.value == pytest.approx(wins / pairs)
+    assert found.low > 0.5
+    ds["exact"] = 0 * ds["exact"]
+    assert np.isnan(mechanism_numbers.auc(ds).value)
+
+
+def test_explained_variance_is_of_couples_left_out():
+    ds = result(np.random.default_rng(1), couples=4)
+    found = mechanism_numbers.explained(ds)
+    log_p = ds["log_p"].sel(depth=ds["traced_depth"]).values
+    distance = np.tile(np.log(105 - ds["place"].sel(depth=ds["traced_depth"]).values), (8, 1))
+    score = np.log(ds["sensitivity"].sel(part="pair").values)
+    shares = []
+    for columns in ([distance], [distance, score]):
+        errors = plain = 0.0
+        for left in range(4):
+            inside = np.arange(8) // 2 != left
+            features = [np.ones(inside.sum() * 3), *(column[inside].ravel() for column in columns)]
+            fit = np.linalg.solve(np.array(features) @ np.array(features).T, np.array(features) @ log_p[inside].ravel())
+            for context in np.flatnonzero(~inside):
+                for place in range(3):
+                    guess = fit @ [1, *(column[context, place] for column in columns)]
+                    errors += (log_p[context, place] - guess) ** 2
+                    plain += (log_p[context, place] - log_p[inside].mean()) ** 2
+        shares.append(1 - errors / plain)
+    assert found[""].value == pytest.approx(shares[0])
+    assert found[", more with the pair's sensitivity"].value == pytest.approx(shares[1] - shares[0])
+    ds["sensitivity"].loc[{"part": "pair", "traced": 1}] = 0.0  # cut off by a window: out of all fits
+    assert np.isfinite(mechanism_numbers.explained(ds)[", more with the pair's sensitivity"].value)
+
+
+def test_statements_find_what_is_there_and_nothing_where_there_is_nothing():
+    draw = np.random.default_rng(2)
+    said = {one.name: one for one in mechanism_numbers.statements(result(draw, couples=16))}
+    assert said["rank correlation over depth of gain with log distance"].number.value < -0.5
+    assert said["AUC of the pair's sensitivity for exact answers"].verdict == "effect"
+    assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "effect"
+    nothing = result(draw, couples=60, strength=0.0, distance=0.0)
+    said = {one.name: one for one in mechanism_numbers.statements(nothing)}
+    assert said["AUC of the pair's sensitivity for exact answers"].verdict == "nothing"
+    assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "nothing"
+    two = mechanism_numbers.statements(result(draw, couples=2))
+    assert {one.verdict for one in two} == {"undecided", "-"}
+    names = {one.name for one in two}
+    assert "rank correlation over depth of gain with the pretrained profile" in names
+    assert "rank correlation over depth of gain with the kernel" not in names
+
+
+def test_a_gain_that_does_not_repeat_leaves_rank_correlations_undecided():
+    """The halves of noise do not correlate, those of a curve do; one unlike the profile is nothing."""
+    draw = np.random.default_rng(4)
+    ds, unit = result(draw, couples=40, strength=0.0, distance=0.0), np.arange(80) // 2
+    wave = np.array([3.0, 1.0, 4.0, 1.5, 5.0, 0.5, 2.0, 4.5, 2.5, 3.5])  # rank correlation with the depth: 0.03
+    noise = draw.normal(size=(80, 10))
+    assert abs(mechanism_numbers.split_halves(noise, unit)) < 0.4
+    assert mechanism_numbers.split_halves(noise + 5 * wave, unit) > 0.95
+    named = "rank correlation over depth of gain with the pretrained profile"
+    for gain, verdicts in ((noise, {"undecided", "effect"}), (noise + 5 * wave, {"nothing"})):
+        ds["gain"] = (("context", "depth"), gain)
+        said = {one.name: one for one in mechanism_numbers.statements(ds)}
+        assert said[named].verdict in verdicts
+        assert said[named].number.value == pytest.approx(spearman(gain.mean(0), np.arange(10)))
+    assert np.isnan(mechanism_numbers.split_halves(noise[:2], unit[:2]))
+
+
+@pytest.mark.parametrize(
+    ("ends", "options", "said"),
+    [
+        ((0.5, 0.3, 0.7), {}, "effect"),
+        ((-0.5, -0.7, -0.3), {}, "effect"),
+        ((-0.5, -0.7, -0.3), {"above": True}, "nothing"),
+        ((0.1, 0.05, 0.15), {}, "nothing"),
+        ((0.1, -0.3, 0.5), {}, "undecided"),
+        ((0.0, -0.35, 0.35), {}, "nothing"),  # of 90 %: 0.29
+        ((0.5, np.nan, np.nan), {}, "undecided"),
+    ],
+)
+def test_verdicts_follow_from_intervals(ends, options, said):
+    assert mechanism_numbers.verdict(Interval(*ends), 0.0, 0.3, **options) == said
