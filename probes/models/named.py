@@ -271,7 +271,9 @@ def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
     with suppress(ValueError):  # no hub id either
         known = known or isinstance(huggingface_hub.try_to_load_from_cache(base, CONFIG), str)
     if not known:
-        raise InputError(f"'{name}' is an adapter of '{base}', which is not on this machine; download it, or merge the two")
+        raise InputError(
+            f"'{name}' is an adapter of '{base}', which is not on this machine; download it, or merge the two"
+        )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise InputError(f"'{name}' is an adapter without {ADAPTER_WEIGHTS}; convert its weights to that")
     try:
