@@ -47,10 +47,10 @@ class Moving(nn.Linear):
         self.weight = nn.Parameter(plain.weight.detach() / 3)
         self.weight.scale, self.scale = torch.full((plain.out_features, 1), 3.0), None  # type: ignore[attr-defined]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.weight.scale is not None:  # type: ignore[attr-defined]
             self.scale, self.weight.scale = self.weight.scale, None  # type: ignore[attr-defined]
-        return x @ (self.weight * self.scale).T
+        return input @ (self.weight * self.scale).T
 
 
 class Fading(nn.Linear):
@@ -60,8 +60,8 @@ class Fading(nn.Linear):
         super().__init__(plain.in_features, plain.out_features, bias=False)
         self.weight = nn.Parameter(plain.weight.detach().clone())
 
-    def forward(self, x: Tensor) -> Tensor:
-        made = super().forward(x)
+    def forward(self, input: Tensor) -> Tensor:
+        made = super().forward(input)
         self.weight.data.mul_(0.9)
         return made
 
@@ -140,7 +140,7 @@ def plain(kind: str, model: Any) -> Any:
         elif isinstance(module, Moving):
             full = module.weight.detach() * 3
         elif "4" in kind and hasattr(weight, "quant_state"):
-            from bitsandbytes.functional import dequantize_4bit
+            from bitsandbytes.functional import dequantize_4bit  # type: ignore[import-not-found]
 
             full = dequantize_4bit(weight.data, copy.deepcopy(weight.quant_state)).float()
         elif hasattr(weight, "dequantize") and kind == "torchao":

@@ -275,9 +275,9 @@ def test_names_that_are_no_utf_8_do_no_harm_and_tokens_do(tmp_path):
             keys={"general.name": "CafXX"},
             sentencepiece=sentencepiece,
         )
-        before = probes.load(path)
+        before: Any = probes.load(path)
         path.write_bytes(path.read_bytes().replace(b"CafXX", b"Caf\xe9\xff"))
-        after = probes.load(path)
+        after: Any = probes.load(path)
         assert after.identity.weights == before.identity.weights
         assert after.tokenizer("the 11 an").input_ids == before.tokenizer("the 11 an").input_ids
     path.write_bytes(path.read_bytes().replace(b"<unk>", b"<un\xff>"))

@@ -60,9 +60,9 @@ def read_prompt(
             raise InputError("the text is empty; give some")
         origin = first_policy(model, first)
         ids, pieces = _tokenized(tokenizer, prompt)
-        first = put_first(origin)
-        if origin["first_policy"] != "bos" or ids[: len(first)] != first:
-            ids, pieces = [*first, *ids], [*(token_name(tokenizer, one) for one in first), *pieces]
+        before = put_first(origin)
+        if origin["first_policy"] != "bos" or ids[: len(before)] != before:
+            ids, pieces = [*before, *ids], [*(token_name(tokenizer, one) for one in before), *pieces]
     else:
         what, ids = "prompt", _given_ids(model, prompt, first)
         origin = {"first_policy": "given ids", "first_id": ids[0]}

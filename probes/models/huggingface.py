@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -174,7 +174,7 @@ class HuggingFaceView(Watched):
             weights_file=self._described.weights_file,
         )
 
-    @cached_property
+    @property
     def first_ids(self) -> tuple[int, ...]:
         """What the tokenizer puts before a text, as training did.
 
@@ -201,9 +201,10 @@ class HuggingFaceView(Watched):
         embedded = self._embedded(tokens)
         if not self._tried:
             self._tried = True
-            given: Any = None if self.origin is None else self.origin.model
-            if type(given) is not type(self._whole) or next(given.parameters()).dtype != self.dtype:
-                given = self._whole  # which was made for this view
+            whole: Any = self._whole
+            given: Any = getattr(self.origin, "model", whole)
+            if type(given) is not type(whole) or next(given.parameters()).dtype != self.dtype:
+                given = whole  # which was made for this view
             check_passes(lambda: type(self)(given).residual, embedded[:1], f"'{self._name}'", str(self._unknown))
         return embedded
 

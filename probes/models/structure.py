@@ -13,7 +13,7 @@ import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.hooks import ModelHook
@@ -95,7 +95,7 @@ class _Copy:
         if isinstance(x, ModelHook) or runs:
             return self._filled(x, vars(x))
         if kind is tuple:
-            return tuple(map(self.of, x))
+            return tuple(map(self.of, x))  # type: ignore[arg-type]
         if kind is MethodType:
             return MethodType(x.__func__, self.of(x.__self__))
         if kind is functools.partial:
@@ -174,6 +174,7 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
     listed, config = getattr(decoder, family.blocks), decoder.config
     if not isinstance(listed, nn.Module):
         raise InputError(f"the model's blocks are in a {type(listed).__name__}; put them into a torch.nn.ModuleList")
+    listed = cast(nn.ModuleList, listed)  # or what holds blocks as such a list does
     seen: set[int] = set()
     for name, block in listed._modules.items():
         if seen & set(map(id, block.modules())):

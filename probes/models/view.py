@@ -321,6 +321,7 @@ class View(Protocol):
     @property
     def first_ids(self) -> tuple[int, ...]:
         """The ids that training put before every text: BOS, none (Qwen2), or several, whatever they are called."""
+        ...
 
     @property
     def bos(self) -> int | None:
@@ -432,8 +433,9 @@ _watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_wa
 class Watched:
     """`View.watching` for a view whose passes ask for `_watcher`, and `View.bos`."""
 
-    first_ids: tuple[int, ...]
-    bos = property(lambda self: self.first_ids[0] if self.first_ids else None)
+    @property
+    def bos(self: Any) -> int | None:
+        return self.first_ids[0] if self.first_ids else None
 
     @contextmanager
     def watching(self, watcher: Watcher) -> Iterator[None]:

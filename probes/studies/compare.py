@@ -28,6 +28,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -98,7 +99,7 @@ def compare_results(a: Result, b: Result) -> Comparison:
 
     Source: science of the measurement, section 8.
     """
-    paths = [x for x in (a, b) if isinstance(x, (str, os.PathLike))]
+    paths = [Path(x) for x in (a, b) if isinstance(x, (str, os.PathLike))]
     a, b = opened(a), opened(b)
     if len(paths) == 2 and os.path.samefile(*map(stored, paths)):
         raise InputError(f"'{paths[0]}' and '{paths[1]}' are the same file; give two results")
