@@ -142,6 +142,9 @@ def test_profiles_come_by_condition_and_seed():
     assert {condition: len(runs) for condition, runs in found.items()} == {"pretrained": 1, "init": 3}
     np.testing.assert_allclose([run.mean[0] for run in found["init"]], [1, 2, 3])
     np.testing.assert_allclose(found["init"][1].stderr, 0.2 / math.sqrt(4))
+    both = xr.Dataset({"sensitivity": (dims, values)}, coords=coords)
+    for one in (both.sel(condition="init"), both.sel(condition="init").isel(seed=2), both.isel(seed=2)):
+        np.testing.assert_allclose([run.mean[0] for run in rms_profiles(one)["init"]][-1], 3)
     single = xr.Dataset(
         {"sensitivity": (("prompt", "position"), np.ones((2, 9)))}, attrs={"condition": "init", "seed": 4}
     )

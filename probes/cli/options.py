@@ -37,7 +37,7 @@ Chat = Annotated[
         help="Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
     ),
 ]
-First = Annotated[str, typer.Option(help="Position 0: auto (BOS where training put one), bos, none, or a token id.")]
+First = Annotated[str, typer.Option(help="Position 0: auto (what the tokenizer puts first), bos, none, or a token id.")]
 Seed = Annotated[
     int, typer.Option(max=LARGEST_SEED, help="Seed of the windows' places and of everything else that is drawn.")
 ]

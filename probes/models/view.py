@@ -320,7 +320,7 @@ class View(Protocol):
 
     @property
     def first_ids(self) -> tuple[int, ...]:
-        """The ids that training put before every text: BOS, none (Qwen2), or several, whatever they are called."""
+        """The ids that the tokenizer puts before every text: BOS, none (Qwen2), or several, whatever they are called."""
         ...
 
     @property

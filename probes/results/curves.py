@@ -110,8 +110,8 @@ def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
 def rms_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Profile:
     """Root mean square over prompts of a sensitivity [prompt, position], `sqrt(mean_p s_pj^2)`: what the kernel predicts.
 
-    For what a profile is like take `probes.shape`, whose mean does not hang on a few prompts. Errors of different prompts are
-    independent, hence `stderr_j = sqrt(sum_p (s_pj e_pj)^2) / (P mean_j)` with `e` the standard errors of `s`.
+    For what a profile is like take `probes.shape`, whose mean does not hang on a few prompts. Errors of different prompts
+    are independent, hence `stderr_j = sqrt(sum_p (s_pj e_pj)^2) / (P mean_j)` with `e` the standard errors of `s`.
 
     Raises:
         InputError: the arrays are not [prompt, position] of the same shape, or empty.
@@ -179,11 +179,11 @@ def rms_profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, lis
 
 
 def by_condition(ds: xr.Dataset, variable: str) -> xr.Dataset:
-    """A result of `jacobian` with the dimensions condition and seed, also where it is of a single run."""
-    if "condition" in ds[variable].dims:
-        return ds
-    ds = ds.drop_vars(["condition", "seed"], errors="ignore")
-    return ds.expand_dims({"condition": [str(ds.attrs.get("condition", "pretrained"))], "seed": [0]})
+    """A result of `jacobian` with the dimensions condition and seed, also where it is of one condition or a single run."""
+    named = ds.coords.get("condition", ds.attrs.get("condition", "pretrained"))
+    whole = {"condition": str(getattr(named, "values", named)), "seed": 0}
+    missing = {name: [value] for name, value in whole.items() if name not in ds[variable].dims}
+    return ds.drop_vars(list(missing), errors="ignore").expand_dims(missing) if missing else ds
 
 
 def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, float]:
