@@ -258,7 +258,7 @@ def _windows(
     first = put_first(policy)
     if len(first) >= length:
         raise InputError(
-            f"length={length} is no more than what {model.identity.name} puts first; ask for longer prompts"
+            f"length={length} leaves no room for text behind what {model.identity.name} puts first; ask for more"
         )
     windows = torch.cat([torch.tensor(first, dtype=torch.long).expand(n, -1), windows[:, : length - len(first)]], dim=1)
     attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
@@ -267,7 +267,7 @@ def _windows(
     if "first_ids" in policy:
         names = "".join(map(str, model.tokenizer.convert_ids_to_tokens(first)))  # type: ignore[union-attr]
         remarks.append(
-            f"{model.identity.name}: its tokenizer puts {names} before every text, ids {first}, and so do prompts"
+            f"{model.identity.name}: its tokenizer puts {names} before every text (ids {first}); prompts begin with them"
         )
     if share > NOTABLE_OVERLAP and len(set(places)) == 1:
         remarks.append(

@@ -53,8 +53,8 @@ LARGE = 0.1  # of the stream's size: what a head takes from position 0, or what 
 SMALL = 0.3  # of the size of a head's own output if it attended elsewhere
 BESIDE = ("written", "output", "reacts_output")  # the stream; not known where a norm follows
 WITHHELD = (
-    "roles of heads and sizes beside the stream are withheld: a norm follows on the attention's output, and they are not "
-    "measured behind it"
+    "roles of heads and sizes relative to the stream are withheld: a norm follows the attention's output, and sizes are "
+    "measured before it"
 )
 ROLES = ("reads", "parks", "reacts", "ignores")
 RULES = ("attends", "reads", "reacts", "sink-reading")  # of `selected`; the last is attends and reads both

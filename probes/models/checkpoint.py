@@ -65,7 +65,7 @@ def refuse_pointers(*files: Path) -> None:
     for file in files:
         if what_is(file) == "file" and file.stat().st_size <= POINTER_BYTES and file.read_bytes().startswith(POINTER):
             raise InputError(
-                f"{file.name} is a pointer of git-lfs in the place of the file; run git lfs pull where it lies"
+                f"{file.name} is a pointer of git-lfs, not the file itself; run git lfs pull in its folder"
             )
 
 
@@ -78,7 +78,9 @@ def unwrapping(folder: Path) -> dict[str, str] | None:
     names = [tensor.name for file in _files(folder) for tensor in _tensors(file)]
     plain = {re.sub(WRAPPERS, "", name) for name in names}
     if len(plain) < len(names):
-        raise InputError(f"{len(names) - len(plain)} weights are there twice, as of a wrapped model and of a plain one")
+        raise InputError(
+            f"{len(names) - len(plain)} weights are there twice, with a wrapper's prefix and without it; keep one of each"
+        )
     # transformers takes out one place for each of these: the same pattern, written differently.
     most = max((len(re.findall(WRAPPERS, name)) for name in names), default=0)
     return {WRAPPERS + "(?:)" * n: "" for n in range(most)} or None
@@ -93,7 +95,9 @@ def check_weights(folder: Path) -> None:
     """
     fields = read_object(folder / CONFIG)
     if os.path.lexists(folder / ADAPTER):
-        raise InputError(f"{ADAPTER} makes this an adapter of another model; merge the two and save the whole")
+        raise InputError(
+            f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
+        )
     tensors = [tensor for file in _files(folder) for tensor in _tensors(file)]
     largest = max((size for tensor in tensors for size in tensor.shape), default=0)
     if not largest:
@@ -159,7 +163,7 @@ def _tensors(file: Path) -> list[Tensor]:
             header = json.loads(opened.read(length).decode("utf-8"))
         described = [tensor for name, tensor in header.items() if name != "__metadata__"]
         if 8 + length + max((int(tensor["data_offsets"][1]) for tensor in described), default=0) > file.stat().st_size:
-            raise InputError(f"{file.name} is cut short; get it anew")
+            raise InputError(f"{file.name} is cut short; get it again")
         return [
             Tensor(name, str(tensor["dtype"]), tuple(map(int, tensor["shape"])))
             for name, tensor in header.items()

@@ -59,7 +59,7 @@ class Listening:
     def attended(self, layer: int, attention: Attention) -> None:
         if (layer, "attention") in self.fired:
             raise InputError(
-                f"block {layer} attends twice in one pass, which probes have one place for; list it twice instead"
+                f"block {layer} attends twice in one pass, and probes measure it once per block; list it twice instead"
             )
         self.fired.add((layer, "attention"))
         tensors = {name: x.detach().to(self._device) for name, x in vars(attention).items() if isinstance(x, Tensor)}

@@ -297,7 +297,7 @@ def _from_memory(
     if moves and (fixed := next((name for name, x in source.named_parameters() if keeps_state(x)), None)) is not None:
         raise InputError(
             f"the {kind} is quantized ({fixed}), and is neither moved nor cast to {place or wanted}; "
-            "leave device and dtype out, or load it so"
+            "leave device and dtype out, or load it with them"
         )
     if moves and whole:
         target = place or parameter.device

@@ -266,20 +266,20 @@ def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
 
     base = read_object(folder / ADAPTER).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
-        raise InputError(f"'{name}' is an adapter whose {ADAPTER} names no base model; merge the two")
+        raise InputError(f"'{name}' is an adapter whose {ADAPTER} names no base model; give the two merged into one")
     known = base in (*bundled(), *PACKAGED) or what_is(located(base)) != "nothing"
     with suppress(ValueError):  # no hub id either
         known = known or isinstance(huggingface_hub.try_to_load_from_cache(base, CONFIG), str)
     if not known:
         raise InputError(
-            f"'{name}' is an adapter of '{base}', which is not on this machine; download it, or merge the two"
+            f"'{name}' is an adapter of '{base}', which is not on this machine; download that, or merge the adapter into it"
         )
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise InputError(f"'{name}' is an adapter without {ADAPTER_WEIGHTS}; convert its weights to that")
     try:
         from peft import PeftModel
     except ImportError:
-        raise InputError(f"'{name}' is an adapter of '{base}'; install peft, or merge the two") from None
+        raise InputError(f"'{name}' is an adapter of '{base}'; install peft, or merge the adapter into it") from None
     found = find(base, None, how)
     try:
         with warnings.catch_warnings(record=True, action="always") as told:
