@@ -79,6 +79,12 @@ def test_what_is_kept_on_modules_is_left_alone(kept, tmp_path):
             assert all(before[name][key] is value for key, value in vars(module).items())
 
 
+def test_a_config_that_cannot_be_copied_is_refused_by_the_field():
+    model: Any = families.model("llama")
+    model.config.owner = threading.Lock()
+    assert "config.owner holds what cannot be copied" in families.refused(probes.load, model)
+
+
 LISTS = {"shorter": (0, 2), "longer": (0, 1, 1, 2), "at two places": (0, 1, 0), "in another order": (2, 0, 1)}
 
 

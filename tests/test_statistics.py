@@ -67,8 +67,8 @@ def test_what_tells_nothing_has_no_interval():
     assert np.isnan(jackknifed(lambda x: float(x.mean()), np.ones((3, 2)), np.zeros(3, int))[1:3]).all()
     assert np.isnan(over_runs([1.0])[1:3]).all()
     assert np.isnan(over_runs([])[:3]).all()
-    low, high = ends(np.array([[np.nan, 1.0], [2.0, 0.5], [3.0, 1.5]]))
-    assert np.isnan([low[0], high[0]]).all()
+    low, high = ends(np.array([[np.nan, 1.0, 1.0], [2.0, 0.5, np.nan], [3.0, 1.5, np.nan]]))
+    assert np.isnan([low[[0, 2]], high[[0, 2]]]).all()
     assert 0.5 <= low[1] < high[1] <= 1.5
     assert np.isnan(ends(np.ones((1, 2)))).all()
     assert ends(np.array([1.0, 0.0, 2.0])) == pytest.approx((0.05, 1.95))  # a single number

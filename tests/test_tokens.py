@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import families
 import pytest
 import torch
 from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 import probes
@@ -106,17 +109,30 @@ def test_padded_batches_are_refused_and_texts_of_one_length_are_not(pad, side, u
         ([[0] * 9], None),
         ([[0, *[1] * 9]], None),
         ([[1] * 11, [0, *TEXT]], "prompt 0 begins with 11 pads"),
+        ([[3, 3, 3, 0, *TEXT[:7]], [0, *TEXT]], "prompt 0 begins with 3 pads .id 3"),
+        ([[3, 3, 0, *TEXT[:8]], [0, 3, 3, 3, *TEXT[:7]]], None),  # UNK in texts
     ],
 )
 def test_where_a_run_begins_to_be_padding(model, rows, says):
     own = tokenizer(eos_token=EOS, bos_token=BOS)
-    own.pad_token = own.convert_ids_to_tokens(2)
+    own.pad_token, own.unk_token = own.convert_ids_to_tokens([2, 3])
     view = probes.load(model, tokenizer=own)
     if says is None:
         probes.sinks(view, torch.tensor(rows))
     else:
         with pytest.raises(InputError, match=says):
             probes.sinks(view, torch.tensor(rows))
+
+
+def test_zeros_behind_texts_are_padding_where_the_tokenizer_writes_no_such_run():
+    batch = pad_sequence([torch.tensor([2, 3] * 4), torch.tensor([2, 3, 3, 2])], batch_first=True)
+    for merges in ([("!", "!")], []):
+        made = Tokenizer(BPE({"!": 0, "?": 1, "a": 2, "b": 3, "!!": 4}, merges))
+        view = probes.load(families.model("gpt2"), tokenizer=PreTrainedTokenizerFast(tokenizer_object=made))
+        if merges:
+            assert "prompt 1 ends with 4 pads (id 0)" in families.refused(probes.sinks, view, batch)
+        else:
+            probes.sinks(view, batch)
 
 
 def test_what_is_no_tokenizer_or_not_the_models(model):

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .tokens import writes
 from .view import View
 
 PAD_REMEDY = "which would be read as text; give texts of one length, or measure them one by one"
-GUESSED = 3  # of an id in a row are padding where nothing but a config's BOS or EOS says so; else 2
+# Of an id in a row are padding where nothing but a config's BOS or EOS says so, or custom (UNK; 0, which torch's
+# pad_sequence puts, where the tokenizer never writes it so often); else 2.
+GUESSED = 3
 
 
 def check_tokens(model: View, tokens: object) -> None:
@@ -97,10 +100,12 @@ def _pads(model: View) -> Iterator[tuple[int, bool, bool]]:
         found = [getattr(tokenizer, f"{name}_token_id", None), config.get(f"{name}_token_id")]
         flat = [one for some in found for one in (some if isinstance(some, list) else [some])]
         named[name] = {one for one in flat if isinstance(one, int)}
-    others = named["eos"] | named["bos"] | named["unk"]
+    ends, others = named["eos"] | named["bos"], named["eos"] | named["bos"] | named["unk"]
     special = getattr(tokenizer, "all_special_ids", ())
-    for pad in sorted(named["pad"] | named["eos"] | named["bos"]):
-        yield pad, pad in named["pad"] or tokenizer is not None, pad in special and pad not in others
+    custom = named["unk"] if tokenizer is None or writes(tokenizer, [0] * GUESSED) else named["unk"] | {0}
+    for pad in sorted(named["pad"] | ends | custom):
+        surely = pad in named["pad"] or (tokenizer is not None and pad in ends)
+        yield pad, surely, pad in special and pad not in others
 
 
 def _run(ids: Sequence[int], one: int) -> int:

@@ -88,7 +88,7 @@ class _Copy:
         if kind in CONTAINERS:
             return self._container(x)
         if getattr(kind, "model_type", None) is not None and hasattr(x, "to_dict"):  # transformers' configuration
-            return self._keep(x, copy.deepcopy(x))
+            return self._keep(x, _configuration(x))
         if isinstance(x, nn.Parameter):  # accelerate makes new "meta" parameters in every pass: the copy has its own
             return self._keep(x, copy.deepcopy(x)) if x.is_meta else self._stored(x)
         runs = f"{kind.__module__}.".startswith(self._packages) and kind.__new__ is object.__new__
@@ -160,6 +160,19 @@ class _Copy:
         if isinstance(forward := vars(made).get("forward"), FunctionType):
             vars(made)["forward"] = self._function(forward)
         return made
+
+
+def _configuration(config: Any) -> Any:
+    """The copy of a configuration, all of which results record."""
+    for name, value in vars(config).items():
+        try:
+            copy.deepcopy(value)
+        except Exception as error:  # whatever an object says that cannot be copied
+            raise InputError(
+                f"config.{name} holds what cannot be copied ({reason(error)}); take it off the config, "
+                "or keep it on the model"
+            ) from None
+    return copy.deepcopy(config)
 
 
 def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:

@@ -19,6 +19,11 @@ def first_ids(tokenizer: Any | None) -> tuple[int, ...]:
     return ()
 
 
+def writes(tokenizer: Any, ids: list[int]) -> bool:
+    """Whether the tokenizer makes these ids of the text that they stand for."""
+    return _ids(tokenizer, tokenizer.decode(ids), special=False) == ids
+
+
 def check_tokenizer(tokenizer: Any) -> None:
     """Check that something can be used as a tokenizer of transformers is.
 

@@ -94,10 +94,10 @@ def resampling(
 
 
 def ends(resamples: Float[np.ndarray, "resample ..."]) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high end over the resamples [1:] of estimates [0]; NaN where an estimate is NaN or nothing was resampled."""
-    known = ~np.isnan(resamples[0])
+    """Low and high end over the resamples [1:] of estimates [0]; NaN where an estimate is NaN, or no resample is a number."""
+    known = ~np.isnan(resamples[0]) & ~np.isnan(resamples[1:]).all(0)
     found = np.full((2, *resamples.shape[1:]), np.nan)
-    if len(resamples) > 1:
+    if known.any():
         found[:, known] = np.nanpercentile(resamples[1:, known], INTERVAL, axis=0)
     return np.asarray(found[0]), np.asarray(found[1])
 
