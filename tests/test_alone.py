@@ -69,6 +69,19 @@ def test_a_run_that_fails_leaves_the_folder_to_others(tmp_path):
     assert kept is not None
 
 
+def test_work_of_a_run_that_goes_on_is_not_called_unfinished(tmp_path):
+    late, other = units(tmp_path), units(tmp_path)
+    other.unit("one", {"seed": 1}, lambda: b"1")
+    with bad_input("other seed"):  # this process has the lock itself
+        late.check("one", {"seed": 0})
+    with pytest.raises(ZeroDivisionError):
+        other.unit("two", {}, lambda: bytes(1 // 0))
+    with another_run(tmp_path / "unfinished/kind"), bad_input("another run (process"):
+        late.check("one", {"seed": 0})
+    with bad_input("holds an unfinished study with other seed"):
+        late.check("one", {"seed": 0})
+
+
 def test_toys_and_pretraining_are_kept_apart_too(tmp_path):
     with another_run(tmp_path / "training"), bad_input("another run (process"):
         train(MIXED, 2, folder=tmp_path)

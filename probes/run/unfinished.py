@@ -74,13 +74,14 @@ class Unfinished(Generic[Result]):
         """Refuse to resume a unit that was measured with another key; `without` names what is not known yet.
 
         Raises:
-            InputError: naming what differs.
+            InputError: naming what differs, or the run that is measuring it now.
         """
         before, now = self._stores.key(label), json.loads(json.dumps(dict(key), default=str))
         if before is None:
             return
         changed = [name for name in {**now, **before} if name not in without and now.get(name) != before.get(name)]
         if changed := self._telling(changed, now):
+            self._alone.check()  # a run that has begun since this one did: its work is not to be deleted
             raise InputError(
                 f"'{self.out}' holds an unfinished study with other {', '.join(changed)}; "
                 f"give the same settings to go on with it, delete '{self.folder}', or give another folder"
