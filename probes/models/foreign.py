@@ -73,7 +73,7 @@ class _Refused(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         raise InputError(
             f"'{ctx.module}' has no derivative, which this measurement takes; measure what needs none (sinks, leakage), or "
-            "give the model before it was quantized"
+            "give the model unquantized"
         )
 
 
@@ -112,12 +112,10 @@ def check_passes(
     except torch.OutOfMemoryError:
         raise
     except UNRUN as error:
-        raise InputError(
-            f"{model} does not run here ({module}: {reason(error)}); give it before it was quantized"
-        ) from None
+        raise InputError(f"{model} does not run here ({module}: {reason(error)}); give it unquantized") from None
     first, tolerance = passes[0], 0.0 if embeddings.device.type == "cpu" else OUTPUT_TOLERANCE[embeddings.dtype]
     if first.isfinite().all() and not all(close(one, first, tolerance) for one in passes):
         raise InputError(
             f"{model} gives another output in each pass of one prompt ({module}): its modules change weights, or what they "
-            "keep beside them, as they run; load it anew, and give it before it was quantized"
+            "keep beside them, as they run; load it anew, unquantized"
         )
