@@ -320,7 +320,7 @@ def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):
     assert call(monkeypatch, *words.split(), "--device", "cpu") == 0
     ds = probes.load_result(tmp_path / "decode.nc")
     assert ds.recall_log_p.shape == ds.recall_exact.shape == (5,)
-    assert ds.attrs["left_out"] == ""
+    assert ds.attrs["not_measured"] == ""
     shown = capsys.readouterr().out
     assert "direction 3" in shown
     assert "Position in the stream" in shown
@@ -329,8 +329,8 @@ def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):
 
 def test_what_cannot_be_measured_is_said(tmp_path):
     left = probes.decode(toys.made(mask="full"), prompts(16), rank=2)
-    assert "lets every query see a prefix" in left.attrs["left_out"]
-    assert "has no tokenizer" in left.attrs["left_out"]
+    assert "lets every query see a prefix" in left.attrs["not_measured"]
+    assert "has no tokenizer" in left.attrs["not_measured"]
     assert not {"residual", "recall_log_p"} & set(left)
     probes.decode_figure(left, path=tmp_path / "left.png")
 

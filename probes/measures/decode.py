@@ -108,7 +108,7 @@ def decode(
         [intervention, band]`, `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`,
         `kl_by_prompt`, `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the
         stream's variance that goes, and `held`, share of the variance of the position means in it; means of both halves. The
-        attribute `left_out` says what was not measured and why.
+        attribute `not_measured` says what was not and why.
 
     Raises:
         InputError: too few documents or positions, no such block, an option that cannot be used, values that are not finite.
@@ -130,7 +130,7 @@ def decode(
     if bootstrap < 0:
         raise InputError(f"bootstrap={bootstrap} is negative; give 0 or more resamples")
     options: dict[str, Any] = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "recall": recall, "seed": seed}
-    left_out = {}
+    not_measured = {}
     if not leakage or not erase:
         options["bands"] = None
     else:
@@ -140,12 +140,12 @@ def decode(
         except InputError as error:
             if bands is not None:
                 raise
-            left_out["V(X)"] = str(error)
+            not_measured["V(X)"] = str(error)
     if recall and erase:
         try:
             check_recall(model, recall // 2)
         except InputError as error:
-            left_out["recall"], options["recall"] = str(error), 0
+            not_measured["recall"], options["recall"] = str(error), 0
     measured = bool(erase)
     readable, strengths = _read(model, tokens, fold, seed, part(progress, 0.0, READ if measured else 1.0))
     variables = _of_readers(readable, strengths, fold)
@@ -164,8 +164,8 @@ def decode(
         progress(1.0, 1.0)
     said = {"erase": [str(one) for one in erase], "rank": rank, "leakage": leakage, "bands": bands, "lags": list(lags)}
     said |= {"bootstrap": bootstrap, "recall": recall, "seed": seed}
-    why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-    attrs = provenance(model, tokens, measurement="decode", **said) | {"left_out": why}
+    why = "; ".join(f"{name}: {reason}" for name, reason in not_measured.items())
+    attrs = provenance(model, tokens, measurement="decode", **said) | {"not_measured": why}
     return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
 
 

@@ -31,8 +31,8 @@ def decode_report(results: Results) -> Report:
         for layer in ds["layer"].values:
             layers.append([name, str(layer), *(estimated(ds, one, layer=layer) for one in ("r2", "r2_shuffled"))])
         lines.append(_best(name, ds))
-        if ds.attrs["left_out"]:
-            lines.append(f"{name}: not measured: {ds.attrs['left_out']}")
+        if why := ds.attrs.get("not_measured"):
+            lines.append(f"{name}: not measured: {why}")
         for done in map(str, ds["intervention"].values) if "intervention" in ds.coords else ():
             at = ds.sel(intervention=done)
             sizes = [_over_layers(at[one]) for one in ("rank", "removed")]
