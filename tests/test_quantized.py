@@ -59,6 +59,14 @@ def test_8_bits_of_bitsandbytes_are_its_own_pass(kind, tmp_path):
     assert torch.equal(view.unembed(view.norm(view.residual(view.embed(IDS)))), logits)
 
 
+@pytest.mark.parametrize("kind", ["codes", "nf4", "int8", "torchao"])
+def test_a_bridge_over_quantized_layers_is_the_same_model(kind, tmp_path):
+    model = KINDS[kind](tmp_path)
+    own, bridged = probes.load(model), probes.load(model, "transformer_lens")
+    assert bridged.identity.weights == own.identity.weights
+    assert close(probes.sinks(bridged, IDS).alpha, probes.sinks(own, IDS).alpha, NOISE)
+
+
 def test_what_has_no_derivative_is_measured_without_and_refused_with(tmp_path):
     model = KINDS["dynamic"](tmp_path)
     with torch.no_grad():

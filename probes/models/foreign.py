@@ -50,7 +50,8 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     def check(module: nn.Module, args: Any, output: Any) -> Tensor | None:
         given = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
         if given and isinstance(output, Tensor) and output.is_floating_point() and not _has_derivative(output, given):
-            return _Refused.apply(output.detach(), given[0], f"{type(module).__module__}.{type(module).__qualname__}")
+            kind = type(module.weight) if type(module) is nn.Linear else type(module)
+            return _Refused.apply(output.detach(), given[0], f"{kind.__module__}.{kind.__qualname__}")
         return None
 
     handles = [module.register_forward_hook(check) for module in model.modules() if unknown(module) is not None]

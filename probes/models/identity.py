@@ -11,6 +11,11 @@ from torch import Tensor, nn
 Stored = Iterable[tuple[str, Tensor]]  # numbers by the name of what they are
 
 
+def values(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor's values."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
 def weights_hash(weights: Stored) -> str:
     """SHA-256 over names and the tensors' own hashes (dtype, shape, bytes of the values), in the order of the names.
 
@@ -22,7 +27,7 @@ def weights_hash(weights: Stored) -> str:
         digest = digests.get(id(tensor))
         if digest is None:
             hashed = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            hashed.update(values(tensor))
             digest = hashed.digest()
             if isinstance(tensor, nn.Parameter):
                 digests[id(tensor)] = digest

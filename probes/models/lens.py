@@ -27,7 +27,7 @@ from ..errors import InputError, reason
 from .families import family_of, spec_of
 from .fused import attend
 from .huggingface import Described, HuggingFaceView, shadow
-from .identity import Stored
+from .identity import Stored, values
 from .listening import Listening
 from .recorders import Recorders
 from .split import is_split
@@ -95,7 +95,11 @@ class LensView(HuggingFaceView):
         within = {name: name.replace(ORIGINAL, "") for name in held if not _beside(name, bridges)}
         yield from ((plain, held[name]) for name, plain in within.items())
         seen = copies | {id(held[name]) for name in within}
-        yield from ((name, tensor) for name, tensor in held.items() if id(tensor) not in seen)
+        # What a package makes when it saves (a format's number, scales' types) is another tensor under each name.
+        made = {bytes(values(held[name])) for name in within if not isinstance(held[name], nn.Parameter)}
+        for name, tensor in held.items():
+            if id(tensor) not in seen and (isinstance(tensor, nn.Parameter) or bytes(values(tensor)) not in made):
+                yield name, tensor
 
     def parts(self, layer: int) -> Parts | None:
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
