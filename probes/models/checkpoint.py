@@ -173,5 +173,5 @@ def _tensors(file: Path) -> list[Tensor]:
         raise
     except OSError as error:
         raise InputError(f"{file.name} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError, OverflowError):
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError, OverflowError):
         raise InputError(f"{file.name} has a damaged header") from None
