@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("probes", "toy")
-DATA = (".xz", ".json", ".jsonl", ".md", ".txt", ".j2", ".js", ".css")  # beside Python in `probes`
+DATA = (".safetensors", ".xz", ".json", ".jsonl", ".md", ".txt", ".j2", ".js", ".css")  # beside Python in `probes`
 
 
 def faults(sdist: str, wheel: str) -> list[str]:

@@ -51,9 +51,9 @@ UNREAD = {
 READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "steady_source")}  # all others are read by block alone
 DIGITS = 18  # bits of a float that are kept behind its first one: 5 decimal digits
 EXACTER = {"leakage": 24}  # parts of a sum are held against it
-OF_POSITION_0 = (
-    13  # the same of weights by prompt; of those on other keys their mean over prompts stands at every prompt
-)
+# The same of weights by prompt, which are averaged over all heads. Where no effects were measured nothing is judged by single
+# prompts, and other keys' mean over prompts stands at every prompt.
+OF_POSITION_0, OF_OTHERS = 13, 6
 TOY = "toy"  # results of which rules count right answers, so that they are kept as they are
 FEW = 64  # different values take no room, and stay as they are
 WEIGHTS = ".safetensors"
@@ -75,9 +75,10 @@ def slim(ds: xr.Dataset, kind: str) -> xr.Dataset:
         if kind != TOY and values.dtype.kind == "f" and len(np.unique(values)) > FEW:
             data = rounded(values.values, EXACTER.get(kind, DIGITS))
             if name == "alpha" and {"prompt", "key"} <= {*values.dims}:
-                first, mean = values.copy(data=rounded(values.values, OF_POSITION_0)), values.mean("prompt")
-                data = first.where(values["key"] == 0, mean).transpose(*values.dims).values
-                unread |= {"alpha by prompt of keys but 0"}
+                first, others = (values.copy(data=rounded(values.values, bits)) for bits in (OF_POSITION_0, OF_OTHERS))
+                if "effect" not in ds:
+                    others, unread = values.mean("prompt"), unread | {"alpha by prompt of keys but 0"}
+                data = first.where(values["key"] == 0, others).transpose(*values.dims).values
             kept[name] = values.copy(data=data)
     left_out = sorted({*unread, *filter(None, str(ds.attrs.get("left_out", "")).split(", "))})
     return kept.assign_attrs({"left_out": ", ".join(left_out)} if left_out else {})
