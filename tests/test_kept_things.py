@@ -119,7 +119,7 @@ HEADLESS = ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForToke
 
 
 @pytest.mark.parametrize("kind", HEADLESS)
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_what_needs_no_logits_runs_without_a_head(name, kind):
     whole: Any = families.model(name)
     if kind.startswith("Auto"):

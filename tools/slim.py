@@ -51,8 +51,8 @@ UNREAD = {
 READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "steady_source")}  # all others are read by block alone
 DIGITS = 18  # bits of a float that are kept behind its first one: 5 decimal digits
 EXACTER = {"leakage": 24}  # parts of a sum are held against it
-# The same of weights by prompt, which are averaged over all heads. Where no effects were measured nothing is judged by single
-# prompts, and other keys' mean over prompts stands at every prompt.
+# The same of weights by prompt, which are averaged over all heads. Where no effects were measured nothing is judged by
+# single prompts, and other keys' mean over prompts stands at every prompt.
 OF_POSITION_0, OF_OTHERS = 13, 6
 TOY = "toy"  # results of which rules count right answers, so that they are kept as they are
 FEW = 64  # different values take no room, and stay as they are
