@@ -63,7 +63,11 @@ def unpacked(folder: Path, name: str, step: str | None, *, lasting: bool) -> Ite
         except lzma.LZMAError:
             content = b""
         if hashlib.sha256(content).hexdigest() != expected:
-            how = f"{file.name} is damaged" if file.is_file() else f"seed {said['seed']} draws others here"
+            how = (
+                f"{file.name} is damaged"
+                if file.is_file()
+                else f"there is no {file.name}, and seed {said['seed']} draws others here"
+            )
             raise refuse(f"is not what was trained ({how}); install the package again, with its tested versions")
         (place / WEIGHTS).write_bytes(content)
 
