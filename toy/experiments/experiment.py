@@ -1,14 +1,12 @@
 """What all experiments share: settings, unfinished work, provenance, files, the table of published statements.
 
-An experiment is three modules of one name, with underscores:
+An experiment is one module, `toy.experiments.NAME` with underscores:
 
-- `toy.experiments.NAME`: `Settings`, a frozen dataclass whose defaults are the published setting; `QUICK`, settings that
-  take about a minute on two cores; and `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
-- `toy.experiments.NAME_claims`: `tables(ds) -> list[Table]`, the numbers, and `claims(ds) -> list[Claim]`, the statements of
-  `NAME.toml` judged by rules over intervals over runs (`claims_of` adds on what they were measured, and the command);
-- `toy.figures.NAME`: `draw(ds, path) -> list[Path]`, the figures.
-
-The last two use the result alone.
+- `Settings`, a frozen dataclass whose defaults are the published setting, and `QUICK`, settings that take about a minute on
+  two cores;
+- `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
+- from the result alone `tables(ds) -> list[Table]`, `claims(ds) -> list[Claim]`, its statements judged (`rules.Source`),
+  and `draw(ds, path) -> list[Path]`, its figures.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -37,20 +36,19 @@ from ..train import Run, Trained, forget, train
 
 # In the order of the sources' figures.
 EXPERIMENTS = (
-    "retrieval",
-    "previous-token",
-    "exchanges",
-    "remarks",
-    "position-bias",
-    "rollout",
-    "petroglyph",
-    "births",
+    *("retrieval", "previous-token", "exchanges", "remarks", "position-bias", "rollout", "petroglyph", "births"),
 )
 # Theorems, an exact statement and an open question: their sources train nothing.
 OWN_SETTINGS = ("rollout", "petroglyph", "births")
 NAMED = 3  # settings that differ, in a caption; more are in the report
-KINDS: dict[Any, str] = {int: "a whole number", float: "a number like 0.5", bool: "yes or no"}
-LISTS: dict[Any, str] = {int: "whole numbers like 2,4", float: "numbers like 0.5,1", bool: "no,yes"}
+BOOLS = {"yes": True, "no": False, "true": True, "false": False}
+# What to give for a field, and for one that is a list.
+WANTED: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers like 2,4"),
+    float: ("a number like 0.5", "numbers like 0.5,1"),
+    bool: ("yes or no", "no,yes"),
+    str: ("a name", "names like some,names"),
+}
 Advance = Callable[[str, float, float], None]  # (label, done, total)
 
 
@@ -83,32 +81,37 @@ class Work:
 
         began = time.monotonic()
         folder = self.folder / label.replace(" ", "-")
-        found = train(runs, steps, device=self.device, folder=folder, advance=count, **options)
+        trained = train(runs, steps, device=self.device, folder=folder, advance=count, **options)
         self.clock.now += time.monotonic() - began
-        self.clock.spent += sum(one.seconds for one in found)
-        return found
+        self.clock.spent += sum(model.seconds for model in trained)
+        return trained
 
 
-def experiment(name: str, part: str = "experiments.{}") -> Any:
-    """The module that measures an experiment, or another part of it.
+def experiment(name: str) -> Any:
+    """The module of an experiment.
 
     Raises:
         InputError: there is none of that name.
     """
     if name not in EXPERIMENTS:
-        near = "".join(f" (did you mean {one}?)" for one in get_close_matches(name, EXPERIMENTS, 1))
-        raise InputError(f"there is no experiment '{name}'{near}; give one of {', '.join(EXPERIMENTS)}, or all")
-    return import_module(f"toy.{part.format(name.replace('-', '_'))}")
+        raise InputError(
+            f"there is no experiment '{name}'{near(name, EXPERIMENTS)}; give one of {', '.join(EXPERIMENTS)}, or all"
+        )
+    return import_module(f"toy.experiments.{name.replace('-', '_')}")
 
 
 def reading(name: str) -> Any:
     """The module with an experiment's tables and claims; raises as `experiment`."""
-    return experiment(name, "experiments.{}_claims")
+    module = experiment(name)
+    return module if hasattr(module, "claims") else import_module(f"{module.__name__}_claims")
 
 
 def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
     """Draw an experiment's figures; the files written. Raises as `experiment`."""
-    return experiment(name, "figures.{}").draw(ds, path)
+    module = experiment(name)
+    if not hasattr(module, "draw") and find_spec(figures := module.__name__.replace("experiments", "figures")):
+        module = import_module(figures)
+    return module.draw(ds, path)
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
@@ -128,22 +131,37 @@ def changed(settings: Any, given: Sequence[str], name: str) -> Any:
         InputError: no such field, a field given twice, or a value of another type.
     """
     types = get_type_hints(type(settings))
+    known = [f.name for f in fields(settings)]
     changes = {}
     for text in given:
         key, _, value = text.partition("=")
-        key = key.strip().replace("-", "_")
-        if key in types and not value.strip():
-            raise InputError(f"--with '{text}' has no value; give {key}=VALUE")
-        if key not in types:
-            known = [f.name for f in fields(settings)]
-            near = "".join(f" (did you mean {one}?)" for one in get_close_matches(key, known, 1))
-            raise InputError(
-                f"--with '{text}': '{name}' has no setting '{key}'{near}; give FIELD=VALUE with one of {', '.join(known)}"
-            )
+        key, value, option = key.strip().replace("-", "_"), value.strip(), f"--with '{text}'"
+        if key not in known:
+            some = f"give FIELD=VALUE with one of {', '.join(known)}"
+            raise InputError(f"{option}: '{name}' has no setting '{key}'{near(key, known)}; {some}")
+        if not value:
+            raise InputError(f"{option} has no value; give {key}=VALUE")
         if key in changes:
-            raise InputError(f"--with '{text}' gives {key} a second time; give each field once, lists as in 2,4")
-        changes[key] = _read(text, value.strip(), types[key])
+            raise InputError(f"{option} gives {key} a second time; give each field once, lists as in 2,4")
+        listed = get_args(types[key])
+        kind = listed[0] if listed else types[key]
+        try:
+            parts = [_read(part.strip(), kind) for part in (value.removesuffix(",").split(",") if listed else [value])]
+        except (ValueError, KeyError):
+            raise InputError(f"{option} cannot be read; give {WANTED[kind][bool(listed)]}") from None
+        changes[key] = tuple(parts) if listed else parts[0]
     return replace(settings, **changes)
+
+
+def _read(value: str, kind: Any) -> Any:
+    if not value:
+        raise ValueError("nothing between two commas")
+    return BOOLS[value.lower()] if kind is bool else kind(value)
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """The name that was perhaps meant, as a question; empty without any."""
+    return "".join(f" (did you mean {match}?)" for match in get_close_matches(name, known, 1))
 
 
 def run(
@@ -171,7 +189,7 @@ def run(
         told(f"going on with the trainings in '{work.folder}'")
     began = time.monotonic()
     ds = module.measure(settings, work)
-    made = {
+    provenance = {
         "experiment": name,
         "quick": int(quick),
         "settings": asdict(settings),
@@ -181,17 +199,16 @@ def run(
         "seconds": round(time.monotonic() - began - work.clock.now + work.clock.spent, 1),
         "dtype": "float32",
     }
-    ds.attrs = attributes(made | made_with() | dict(ds.attrs))
+    ds.attrs = attributes(provenance | made_with() | dict(ds.attrs))
     with together():
         save(ds, out / f"{name}.nc")
-        written = [out / f"{name}.nc", *draw(name, ds, out / name)]
+        written = [out / f"{name}.nc", *draw(name, ds, out / name), out / f"{name}.md"]
         report = report_of(name, ds)
         write_report(report, out / f"{name}.md", str(ds.attrs["command"]))
-    for folder in work.folder.glob("*"):
+    for folder in (*work.folder.glob("*"), work.folder):
         forget(folder)
-    forget(work.folder)
     remove_cut_short(out, name)
-    return ds, report, [*written, out / f"{name}.md"]
+    return ds, report, written
 
 
 def report_of(name: str, ds: xr.Dataset) -> Report:
@@ -211,15 +228,13 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     Raises:
         InputError: there is no experiment of that name.
     """
-    seeds = ds.sizes.get("seed", 1)
-    parts = commands_in(str(ds.attrs.get("command", "")))  # settings that several trained may have fewer seeds
-    seeds_told = f"{'up to ' * (len(parts) > 1)}{seeds} seed{'s' if seeds > 1 else ''}"
-    model = f"{ds.attrs.get('models', 'toys')}, {seeds_told}, {_kind(ds).lower()}"
+    seeds, command = ds.sizes.get("seed", 1), str(ds.attrs.get("command", ""))
+    up_to = "up to " * (len(commands_in(command)) > 1)  # settings that several commands trained may have fewer seeds
+    model = f"{ds.attrs.get('models', 'toys')}, {up_to}{seeds} seed{'s' if seeds > 1 else ''}, {_kind(ds).lower()}"
     full = f"headwater toy {name} --out runs/toy"
-    made = str(ds.attrs.get("command", "")) or full
     return [
-        replace(claim, model=model, command=full if claim.verdict == "not measured" else claim.command or made)
-        for claim in reading(name).claims(ds)
+        replace(c, model=model, command=full if c.verdict == "not measured" else c.command or command or full)
+        for c in reading(name).claims(ds)
     ]
 
 
@@ -228,14 +243,17 @@ def extent(ds: xr.Dataset, most: int | None = None) -> str:
 
     More settings than `most` that differ are only named.
     """
-    less, whole = _reduced(ds), _whole(ds)
-    details = "; ".join(less.values()) or (
-        "the sources give no setting" if whole == "full" else "the published setting"
+    whole = "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
+    settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
+    less = {key.replace("_", " "): key for key in settings if settings[key] != full[key]}
+    details = "; ".join(
+        f"{words} {_shown(settings[key])} ({whole}: {_shown(full[key])})" for words, key in less.items()
     )
     if most is not None and len(less) > most:
         details = f"{', '.join(less)} differ from the {whole} setting, see the table beside it"
-    made = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
-    return f"{_kind(ds)}: {details}. {made}."
+    details = details or ("the sources give no setting" if whole == "full" else "the published setting")
+    measured = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
+    return f"{_kind(ds)}: {details}. {measured}."
 
 
 def in_short(ds: xr.Dataset) -> str:
@@ -243,43 +261,10 @@ def in_short(ds: xr.Dataset) -> str:
     return extent(ds, NAMED)
 
 
-def _reduced(ds: xr.Dataset) -> dict[str, str]:
-    """The settings that differ from the published ones, by name: "seeds 3 (published: 5)"."""
-    settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
-    whole = _whole(ds)
-    return {
-        (said := name.replace("_", " ")): f"{said} {_shown(settings[name])} ({whole}: {_shown(full[name])})"
-        for name in settings
-        if settings[name] != full[name]
-    }
-
-
-def _whole(ds: xr.Dataset) -> str:
-    return "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
-
-
 def _kind(ds: xr.Dataset) -> str:
     if json.loads(ds.attrs["settings"]) == json.loads(ds.attrs["published_settings"]):
         return "Full run"
     return "Quick run" if ds.attrs["quick"] else "Part of the full run"
-
-
-def _read(text: str, value: str, kind: Any) -> Any:
-    """A field's value from text, by the field's type: int, float, str, bool or a tuple of one of them."""
-    listed = get_args(kind) and get_args(kind)[-1] is ...
-    try:
-        if listed:
-            return tuple(_one(part.strip(), get_args(kind)[0]) for part in value.removesuffix(",").split(","))
-        return _one(value, kind)
-    except (ValueError, KeyError, TypeError):
-        asked = LISTS.get(get_args(kind)[0], "names like some,names") if listed else KINDS.get(kind, "a name")
-        raise InputError(f"--with '{text}' cannot be read; give {asked}") from None
-
-
-def _one(value: str, kind: Any) -> Any:
-    if not value:
-        raise ValueError("nothing between two commas")
-    return {"yes": True, "no": False, "true": True, "false": False}[value.lower()] if kind is bool else kind(value)
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -63,28 +63,100 @@ Rule = Callable[[xr.Dataset], Judged]
 Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset], Judged | None] | None], str]
 
 
+class Stated(NamedTuple):
+    """A statement as it is written: texts, in which braces stand for parameters, and the rule."""
+
+    texts: Mapping[str, Any]  # fields of `Statement`
+    rule: Callable[..., Judged]
+    parameters: Mapping[str, Any]
+    each: Callable[[xr.Dataset], Sequence[Mapping[str, Any]]]  # of a result: further parameters, a statement for each
+    gated: bool
+
+
+class Source:
+    """The statements of one source, each a decorated rule `rule(ds, **parameters) -> Judged`, in the order of the file.
+
+    Args:
+        prefix, suffix: of their ids.
+        texts: fields of `Statement` that most of them share: `source`, `kind`, `population`.
+    """
+
+    def __init__(self, prefix: str, *, suffix: str = "", **texts: Any) -> None:
+        self.prefix, self.suffix, self.texts = prefix, suffix, texts
+        self.statements: list[Stated] = []
+
+    def __call__(
+        self,
+        name: str,
+        claim: str,
+        rule: str,
+        *,
+        gated: bool = True,
+        each: Sequence[Mapping[str, Any]] | Callable[[xr.Dataset], Sequence[Mapping[str, Any]]] = ({},),
+        parameters: Mapping[str, Any] | None = None,
+        **texts: Any,
+    ) -> Callable[[Callable[..., Judged]], Callable[..., Judged]]:
+        """Decorate the rule that decides a statement. A function may decide several.
+
+        Args:
+            name: the id, without prefix and suffix.
+            claim, rule: in words.
+            gated: the rule reads only toys that have learnt their task.
+            each: a statement for each of these mappings of parameters, which may depend on the result. Those that the rule
+                names are given to it; in all texts `{parameter}` stands for its value.
+            parameters: of the rule.
+            texts: other fields of `Statement`.
+        """
+
+        def keep(judge: Callable[..., Judged]) -> Callable[..., Judged]:
+            written = self.texts | texts | {"id": f"{self.prefix}{name}{self.suffix}", "claim": claim, "rule": rule}
+            of = each if callable(each) else lambda ds: each
+            self.statements.append(Stated(written, judge, parameters or {}, of, gated))
+            return judge
+
+        return keep
+
+    def judged(self, ds: xr.Dataset, **how: Any) -> list[Claim]:
+        """Judge a result; `how` as in `verdicts`. Neighbours with the same parameters take turns."""
+        found: list[tuple[Statement, partial[Judged], bool]] = []
+        for _, group in groupby(self.statements, key=lambda one: one.each(ds)):
+            same = list(group)
+            for values, one in product(same[0].each(ds), same):
+                texts = {
+                    key: str(text).format_map(dict(one.parameters) | dict(values)) for key, text in one.texts.items()
+                }
+                named = {key: values[key] for key in signature(one.rule).parameters if key in values}
+                found.append((Statement(**texts), partial(one.rule, **one.parameters, **named), one.gated))
+        return verdicts(found, ds, **how)
+
+
 def judge(
-    module: str,
+    module: str, ds: xr.Dataset, *, lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **how: Any
+) -> list[Claim]:
+    """As `Source.judged`, of the statements in a module's TOML file."""
+    return verdicts(stated(import_module(module), lists or {}), ds, **how)
+
+
+def verdicts(
+    statements: Iterable[tuple[Statement, partial[Judged], bool]],
     ds: xr.Dataset,
     *,
-    lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     done: xr.Dataset | None = None,
     untrained: Untrained | None = None,
     command: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> list[Claim]:
-    """Judge a result by the statements of an experiment, in the order of their file.
+    """Judge a result by statements, each with its rule, and whether that reads only toys that do their task.
 
     Args:
-        module: `NAME_claims`, with the rules.
+        statements: in the order of the claims.
         ds: the result.
-        lists: for `each`.
         done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
             "not trained".
         untrained: what was measured of those that a rule leaves out.
         command: what makes the models that a rule with these parameters reads; else it is that of the whole result.
     """
     found = []
-    for statement, rule, gated in stated(import_module(module), lists or {}):
+    for statement, rule, gated in statements:
         judged, some, given = Judged(), untrained if gated else None, _given(rule)
         try:
             judged = rule(done if done is not None and gated else ds)
