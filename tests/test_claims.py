@@ -16,9 +16,9 @@ from claimed import CASES, HUB, LENGTH, U, atlas_of, given, judged, leaks, place
 from pages import held
 from typer.main import get_command
 
-from probes.claims import liu
+from probes.claims import gu
 from probes.claims.claim import SLUG, Claim, Statement, beside, claims_table, merged, origin
-from probes.claims.sources import STATED, claims, stated
+from probes.claims.sources import claims, stated
 from probes.cli.main import app
 from probes.results.folder import Collected, collect
 from probes.results.tables import write_report
@@ -40,9 +40,9 @@ def test_rules_hold_and_do_not(source):
 
 
 def test_every_statement_is_tried_but_those_that_need_accuracies():
-    untried = {statement.id for statement, _ in STATED} - set(CASES)
-    assert untried == {one.id for one, _ in STATED if one.id.startswith("liu-") and not one.id.startswith("liu-recall")}
-    assert set(CASES) <= {statement.id for statement, _ in STATED}
+    names = {row.id for row in claims(Collected(Path("nowhere")))}
+    assert names - set(CASES) == {name for name in names if name.startswith("liu-") and "recall" not in name}
+    assert set(CASES) <= names
 
 
 def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
@@ -63,15 +63,15 @@ def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
 
 
 TABLE = {"where": "1", "claim": "A {word}.", "rule": "below {limit:g}", "limit": 0.5, "command": "sinks"}
-READ = {"source": "[X]", "population": "pretrained", "judge": "unmeasured", "words": [{"word": "b"}, {"word": "c"}]}
+READ = {"source": "[X]", "population": "pretrained", "judge": "sink_rate", "words": [{"word": "b"}, {"word": "c"}]}
 
 
 def test_tables_are_repeated_for_each_entry_and_like_others(monkeypatch):
     tables = {"x-{word}": TABLE | {"each": ["words"]}, "{like}-again": {"like": ["x-{word}"], "claim": "So {word}."}}
     monkeypatch.setattr("tomllib.loads", lambda text: READ | tables)
-    found = [(statement.id, statement.claim) for statement, _ in stated(liu)]
+    found = [(statement.id, statement.claim) for statement, _ in stated(gu)]
     assert found == [("x-b", "A b."), ("x-c", "A c."), ("x-b-again", "So b."), ("x-c-again", "So c.")]
-    (first, _), *_ = stated(liu)
+    (first, _), *_ = stated(gu)
     assert (first.source, first.rule, first.model) == ("[X] 1", "below 0.5", "smollm2-135m")
 
 
@@ -79,8 +79,8 @@ def test_bad_ids_and_keys_that_nothing_uses_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="id 'No slug' is no slug"):
         Statement("No slug", "[X]", "a", "b")
     monkeypatch.setattr("tomllib.loads", lambda text: READ | {"x-a": TABLE | {"word": "b", "wrod": "c"}})
-    with pytest.raises(ValueError, match=r"liu\.toml: nothing uses wrod of 'x-a'"):
-        list(stated(liu))
+    with pytest.raises(ValueError, match=r"gu\.toml: nothing uses wrod of 'x-a'"):
+        list(stated(gu))
 
 
 def check(name: str, collected: Collected, verdict: str | None = None, **beginnings: str) -> None:

@@ -25,6 +25,11 @@ TENTH = 0.1  # within which a place of the map is known
 # -------------------------------------------------------------------------------------------------------------- curves
 
 
+def over_documents(ds: xr.Dataset, values: xr.DataArray) -> Interval:
+    """The mean of values [prompt] with its interval over the documents of a result's prompts."""
+    return jackknifed(lambda some: float(some.mean()), values.values, units(ds))
+
+
 def prompted(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> list[np.ndarray]:
     """Profiles [prompt, position] up to the query, one array per seed; none where the result lacks the condition."""
     if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):

@@ -24,10 +24,13 @@ from types import ModuleType
 from typing import Any
 
 from ..results.folder import Collected
-from . import chowdhury, gu, liu, ruscio, wu, xiao
+from . import chowdhury, gu, ruscio
 from . import rules as common
 from .claim import Claim, Rule, Statement
 from .commands import REAL, command
+from .liu import liu
+from .wu import wu
+from .xiao import xiao
 
 USUAL = {"kind": "published", "published": "-", "each": (), "models": ()}
 
@@ -94,7 +97,7 @@ def _statement(values: _Values) -> Statement:
     )
 
 
-STATED = [one for module in (chowdhury, ruscio, gu, wu, liu, xiao) for one in stated(module)]
+STATED = [one for module in (chowdhury, ruscio, gu) for one in stated(module)]
 
 
 def claims(collected: Collected) -> list[Claim]:
@@ -106,4 +109,4 @@ def claims(collected: Collected) -> list[Claim]:
     for statement, rule in STATED:
         found = rule(collected)
         rows.append(statement.judged(**found._asdict()) if found else statement.judged())
-    return rows
+    return rows + [one.judged(collected) for source in (wu, liu, xiao) for one in source.statements]
