@@ -241,7 +241,7 @@ def test_any_text_file_is_read_or_refused(tmp_path, content, lines):
 
 
 @tried(12)
-@given(st.sampled_from([".jsonl", ".parquet", ".csv", ".arrow", ".txt", ".json", ".other"]), CONTENT)
+@given(st.sampled_from([".jsonl", ".parquet", ".arrow", ".txt", ".json", ".other"]), CONTENT)
 def test_any_data_set_is_streamed_or_refused(tmp_path, suffix, content):
     file = tmp_path / f"any{suffix}"
     file.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,6 @@ import torch
 from bigram import WORDS, bigram
 
 from probes.data.prompts import NOTABLE_OVERLAP, draw, first_policy, parse_first, prompts
-from probes.data.windows import overlap
 from probes.errors import InputError
 from probes.models.checks import check_tokens
 from probes.results.dataset import tokens_hash
@@ -79,8 +79,10 @@ def test_special_tokens_spelled_out_in_a_text_are_read_as_such_and_named(with_bo
     file = tmp_path / "page.txt"
     file.write_text("the <|bos|> cat <|eos|> sat " * 20 + "<|eos|>")
     drawn = draw(with_bos, n=3, length=50, text=file, first="none")
-    assert json.loads(str(drawn.attributes["special_tokens"])) == {"<|eos|>": 21, "<|bos|>": 20}
-    assert drawn.remarks[-1].endswith("the text spells out are read as such: <|eos|> (21), <|bos|> (20)")
+    counts = {name: int((drawn.tokens == i).sum()) for i, name in enumerate(("<|bos|>", "<|eos|>"))}
+    assert json.loads(str(drawn.attributes["special_tokens"])) == counts
+    named = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items(), key=lambda pair: -pair[1]))
+    assert drawn.remarks[-1].endswith(f"the text spells out are read as such: {named}")
     stream = with_bos.tokenizer(file.read_text(), add_special_tokens=False)["input_ids"]
     assert all(places(stream, window) for window in drawn.tokens.tolist())
     assert (drawn.tokens == with_bos.bos).sum() > 10
@@ -100,8 +102,10 @@ def test_windows_that_overlap_are_said_to(without_bos, text, tmp_path):
     short.write_text(" ".join(text.read_text().split()[:80]))
     many = draw(without_bos, n=4, length=60, text=short)
     starts = [places(ids_of(without_bos, short), window)[0] for window in many.tokens.tolist()]
-    assert many.attributes["windows_overlap"] == pytest.approx(overlap(np.array(starts), 60))
-    assert overlap(np.array(starts), 60) > NOTABLE_OVERLAP
+    held = Counter(at for start in starts for at in range(start, start + 60))
+    overlap = sum(count for count in held.values() if count > 1) / (4 * 60)
+    assert many.attributes["windows_overlap"] == pytest.approx(overlap)
+    assert overlap > NOTABLE_OVERLAP
     (said,) = many.remarks
     assert "of the tokens stand in more than one of the 4 windows of 60" in said
     with pytest.warns(UserWarning, match="stand in more than one of the 4 windows"):

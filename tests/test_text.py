@@ -1,13 +1,9 @@
 """Documents from files, folders, datasets, the standard library, and those that come with the package."""
 
-import gc
 import json
 import sys
-import warnings
 from pathlib import Path
 
-import families
-import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -22,7 +18,7 @@ from probes.data.documents import (
     stdlib_name,
     stream_dataset,
 )
-from probes.data.prompts import check_source, draw, prompts
+from probes.data.prompts import check_source, draw
 from probes.errors import InputError
 
 
@@ -78,48 +74,16 @@ def test_datasets_are_read_from_local_files_and_folders(tmp_path):
     for name, column in ((tmp_path / "rows.parquet", "text"), (tmp_path / "folder", "text"), (lines, "body")):
         documents = list(stream_dataset(str(name), column=column))
         assert documents == [Document(f"{name}[0]", "one"), Document(f"{name}[1]", "two")]
-    file = write(tmp_path / "rows.csv", 'text,id\n"one, with a comma",1\ntwo,2\n,3\n')
-    stream = stream_dataset(str(file))  # with its empty cells
-    assert [next(stream).text for _ in range(2)] == ["one, with a comma", "two"]
-    with pytest.raises(InputError, match=r"rows\.csv\[2\]' has no text in column 'text', but a NoneType"):
-        next(stream)
     other = write(tmp_path / "rows.xml", "<x/>")
     for name, options, says in (
         (lines, {}, r"no column 'text'; .*'body'"),
         (lines, {"split": "nope", "column": "body"}, r"rows\.jsonl' cannot be streamed .*split"),
-        (file, {"split": "nope"}, r"rows\.csv' cannot be streamed .*split"),
-        (file, {"column": "id"}, r"rows\.csv\[0\]' has no text in column 'id', but a"),
+        (tmp_path / "rows.parquet", {"column": "id"}, r"rows\.parquet\[0\]' has no text in column 'id', but a int"),
         ("nobody/nothing", {}, r"nobody/nothing' cannot be streamed .*network"),
         (other, {}, r"rows\.xml' is none of \.parquet"),
     ):
         with pytest.raises(InputError, match=says):
             list(stream_dataset(str(name), **options))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt", ".parquet"])
-def test_files_are_closed_where_reading_stops(tmp_path, suffix):
-    texts = [f"{number} and eight words more than the number itself has" for number in range(3000)]
-    file = tmp_path / f"rows{suffix}"
-    if suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=100)
-    else:
-        lines = {".csv": ["text", *texts], ".jsonl": [json.dumps({"text": text}) for text in texts]}
-        write(file, "\n".join(lines.get(suffix, texts)))
-    seen = probes.load(families.model("llama"), tokenizer=families.tokenizer())
-    gc.collect()  # what others left
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        stream = stream_dataset(str(file))
-        assert next(stream) == Document(f"{file}[0]", texts[0])
-        stream.close()
-        assert not [own for own in psutil.Process().open_files() if own.path == str(file)]
-        with pytest.raises(InputError, match="no column 'body'"):
-            list(stream_dataset(str(file), column="body"))
-        assert prompts(seen, n=2, length=8, dataset=str(file)).shape == (2, 8)
-        assert len(list(stream_dataset(str(file)))) == 3000
-        gc.collect()
-    assert not [str(one.message) for one in caught if issubclass(one.category, ResourceWarning)]
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 
 import numpy as np
@@ -20,11 +19,10 @@ from probes.data.windows import (
     MARGIN,
     SHORT,
     SKIP,
-    Read,
-    _passage,
-    _slices,
+    Tokenized,
     _starts,
     cut,
+    passage_of,
     skip_some,
     tokenize,
 )
@@ -38,7 +36,7 @@ def model():
 
 def read_of(sizes):
     """Documents of so many tokens; each token names its document and its place."""
-    return Read([str(n) for n in range(len(sizes))], [1000 * n + np.arange(size) for n, size in enumerate(sizes)], {})
+    return [Tokenized(str(n), 1000 * n + np.arange(size)) for n, size in enumerate(sizes)]
 
 
 @settings(deadline=None)
@@ -99,26 +97,11 @@ def test_reading_stops_when_there_is_enough(model):
     asked = {"source": "this", "wanted": 5, "n": 5, "length": 10, "random": np.random.default_rng(0)}
     read = tokenize(model, endless("ABCDEFGHIJ"), **asked)
     assert len(looked_at) == 5
-    assert [len(ids) for ids in read.ids] == [10] * 5
-    assert read.highest == max(ids.max() for ids in read.ids)
-    assert read.special == {}
+    assert [len(ids) for _, ids in read] == [10] * 5
     looked_at.clear()
     with pytest.raises(InputError, match="the longest has 9"):  # a stream that never gives one is left
         tokenize(model, endless("ABCDEFGHI"), **asked)
     assert len(looked_at) == SHORT
-
-
-def test_a_very_long_text_is_tokenized_in_passages(monkeypatch):
-    text = " ".join(WORDS * 40)
-    whole, passages = ([*_slices(text)], [])
-    monkeypatch.setattr(import_module("probes.data.windows"), "AT_ONCE", 97)
-    passages = [*_slices(text)]
-    assert whole == [text]
-    assert "".join(passages) == text
-    assert len(passages) > 5
-    assert max(map(len, passages)) <= 97
-    assert all(passage.startswith(" ") for passage in passages[1:])  # cut where words begin
-    assert "".join(_slices("x" * 1000)) == "x" * 1000  # a script without spaces
 
 
 def test_skipping_loses_no_document():
@@ -135,14 +118,14 @@ def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(model, 
     text = " ".join(WORDS * 1000)
     starts = set()
     for seed in range(8):
-        passage = _passage(text, characters=400, random=np.random.default_rng(seed))
+        passage = passage_of(text, characters=400, random=np.random.default_rng(seed))
         assert 300 <= len(passage) <= 400
         assert passage in text
         assert passage.split()[0] in WORDS
         starts.add(text.index(passage))
     assert len(starts) > 1
-    assert _passage(text, characters=len(text), random=np.random.default_rng(0)) == text
-    assert len(_passage("字" * 5000, characters=400, random=np.random.default_rng(0))) == 400
+    assert passage_of(text, characters=len(text), random=np.random.default_rng(0)) == text
+    assert len(passage_of("字" * 5000, characters=400, random=np.random.default_rng(0))) == 400
     file, lengths = tmp_path / "long.txt", []
     file.write_text("x" * 200_000)  # x is a token
 

@@ -21,10 +21,7 @@ class Recalled(Options):
     contexts: int = option("Lists, an even number: each is the control of another one.", 100)
     orders: int = option("Orders in which each couple of lists is asked; contexts is a multiple of twice as many.", 1)
     depths: int | None = option("Pairs asked for in each list, evenly spaced; all if not given.")
-    template: str = option(
-        "sentences, json, reworded, announced (keys before the list), or a TOML file (line; question, {value} last).",
-        "sentences",
-    )
+    template: str = option("sentences, json, reworded, or announced (keys before the list).", "sentences")
     chat: bool = flag("--chat", "The list is the user's, the answer the assistant's, by the model's chat template.")
     candidates: int = option("Values whose probabilities are ranked for each question; 1: none, which is faster.", 36)
     pilot: int = option("Lists that are tried before lists get harder.", 8)

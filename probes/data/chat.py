@@ -17,6 +17,7 @@ Conversation: TypeAlias = Sequence[Message]
 Chat: TypeAlias = str | Path | Conversation | Sequence[Conversation]
 
 SHOWN = 60  # characters of a question in names and messages
+MESSAGES = '{"role": ..., "content": ...}'
 
 
 def conversations(chat: Chat) -> list[list[dict[str, str]]]:
@@ -28,20 +29,28 @@ def conversations(chat: Chat) -> list[list[dict[str, str]]]:
         InputError: the file does not exist or is no JSON, the question is empty, or the list is none of messages
             {"role": ..., "content": ...} nor of such lists.
     """
-    name = named(chat)
-    held: Any = chat
-    if isinstance(chat, (str, Path)):
-        if _is_file(chat):
-            held = _read(Path(chat), name)
-        elif str(chat).strip():
-            held = [{"role": "user", "content": chat}]
-        else:
-            raise InputError("the chat's question is empty; give one, or a JSON file")
+    name, held = named(chat), chat if not isinstance(chat, (str, Path)) else _read(chat)
     if isinstance(held, Sequence) and held and isinstance(held[0], Mapping):
         held = [held]
     if not isinstance(held, Sequence) or isinstance(held, str) or not held:
-        raise InputError(f'{name} holds no conversations; give a list of {{"role": ..., "content": ...}}, or several')
-    return [_checked(one, number, name) for number, one in enumerate(held, start=1)]
+        raise InputError(f"{name} holds no conversations; give a list of {MESSAGES}, or several")
+    checked = []
+    for number, conversation in enumerate(held, start=1):
+        try:
+            checked.append(
+                [{**message, "role": message["role"], "content": message["content"]} for message in conversation]
+            )
+            for message in checked[-1]:
+                (
+                    message["role"] + message["content"]
+                ).encode()  # JSON can spell half a character; no tokenizer takes it
+            if not checked[-1]:
+                raise ValueError
+        except (TypeError, KeyError, ValueError, AttributeError):
+            raise InputError(
+                f"conversation {number} of {name} is no list of {MESSAGES} with text in both; mend it"
+            ) from None
+    return checked
 
 
 def rendered(model: View, chat: Chat) -> list[str]:
@@ -53,14 +62,14 @@ def rendered(model: View, chat: Chat) -> list[str]:
         InputError: as `conversations`; or a tokenizer without a chat template, or whose template refuses a conversation.
     """
     tokenizer: Any = model.tokenizer
-    found = conversations(chat)
+    held = conversations(chat)
     if not getattr(tokenizer, "chat_template", None):
         lacks = "tokenizer" if tokenizer is None else "chat template"
         raise InputError(
             f"{model.identity.name} has no {lacks}; give plain text instead, or load a chat model's tokenizer"
         )
     texts = []
-    for number, conversation in enumerate(found, start=1):
+    for number, conversation in enumerate(held, start=1):
         begin = conversation[-1]["role"] != "assistant"
         try:
             texts.append(str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=begin)))
@@ -84,27 +93,18 @@ def _is_file(chat: str | Path) -> bool:
     return isinstance(chat, Path) or chat.endswith(".json") or what_is(chat) != "nothing"
 
 
-def _read(path: Path, name: str) -> Any:
-    found = what_is(path)
-    if found != "file":
-        said = "does not exist" if found == "nothing" else "is no file"
-        raise InputError(f"{name} {said}; give a JSON file of conversations, or a question")
+def _read(chat: str | Path) -> Any:
+    """What a file holds, or a conversation of one question."""
+    if not _is_file(chat):
+        if not str(chat).strip():
+            raise InputError("the chat's question is empty; give one, or a JSON file")
+        return [{"role": "user", "content": chat}]
+    kind = what_is(chat)
+    if kind != "file":
+        what = "does not exist" if kind == "nothing" else "is no file"
+        raise InputError(f"{named(chat)} {what}; give a JSON file of conversations, or a question")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(Path(chat).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or "no JSON in UTF-8"
-        raise InputError(f"{name} cannot be read ({reason}); give a JSON file of conversations") from None
-
-
-def _checked(conversation: Any, number: int, name: str) -> list[dict[str, str]]:
-    try:
-        found = [{**message, "role": message["role"], "content": message["content"]} for message in conversation]
-        for message in found:
-            (message["role"] + message["content"]).encode()  # JSON can spell half a character, which no tokenizer takes
-        if found:
-            return found
-    except (TypeError, KeyError, ValueError, AttributeError):
-        pass
-    raise InputError(
-        f'conversation {number} of {name} is no list of {{"role": ..., "content": ...}} with text in both; mend it'
-    )
+        why = getattr(error, "strerror", None) or "no JSON in UTF-8"
+        raise InputError(f"{named(chat)} cannot be read ({why}); give a JSON file of conversations") from None

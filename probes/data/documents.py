@@ -13,31 +13,24 @@ import lzma
 import platform
 import sys
 import sysconfig
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import InputError, reason
 from ..run.files import what_is
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
+PACKED = ".jsonl.xz"  # the files that come with the package
 # What `datasets` calls the readers of single files.
-_DATASET_FILES = {
-    ".parquet": "parquet",
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".arrow": "arrow",
-    ".txt": "text",
-}
-CSV_ROWS = 1000  # read at a time
+READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow", ".txt": "text"}
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
-HELDOUT = CHECKPOINTS / "heldout.jsonl.xz"  # what the bundled models' losses were measured on
-BUNDLED = {name: Path(__file__).parents[1] / "texts" / f"{name}.jsonl.xz" for name in ("prose", "code")}
-
+HELDOUT = CHECKPOINTS / f"heldout{PACKED}"  # what the bundled models' losses were measured on
+BUNDLED = {name: Path(__file__).parents[1] / "texts" / f"{name}{PACKED}" for name in ("prose", "code")}
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
-_STDLIB_LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
+LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
+GIVE = "give a text file or a folder of text files"
 
 
 class Document(NamedTuple):
@@ -59,9 +52,12 @@ def read_documents(path: str | Path) -> list[Document]:
         InputError: the path does not exist, holds no text files, is not UTF-8 text, or a JSON line has no `text`.
     """
     path = Path(path)
-    files = text_files(path)
-    names = (path.name if file == path else file.relative_to(path).as_posix() for file in files)
-    documents = [document for file, name in zip(files, names, strict=True) for document in _read_file(file, name)]
+    documents = []
+    for file in text_files(path):
+        name = path.name if file == path else file.relative_to(path).as_posix()
+        text = _text(file)
+        lines = file.suffix == ".jsonl" or file.name.endswith(PACKED)
+        documents += _lines(file, name, text) if lines else [Document(name, text)]
     if not any(document.text.strip() for document in documents):
         raise InputError(f"text '{path}' is empty; give a file with some text in it")
     return documents
@@ -73,33 +69,32 @@ def text_files(path: str | Path) -> list[Path]:
     Raises:
         InputError: the path does not exist, or holds no text files.
     """
-    path = Path(path)
-    found = what_is(path)
-    if found == "nothing":
-        raise InputError(f"text '{path}' does not exist; give a text file or a folder of text files")
-    if found == "neither":
-        raise InputError(f"text '{path}' is a pipe or a device; give a text file or a folder of text files")
-    if found == "file":
+    path, kind = Path(path), what_is(path)
+    if kind in ("nothing", "neither"):
+        raise InputError(f"text '{path}' {'does not exist' if kind == 'nothing' else 'is a pipe or a device'}; {GIVE}")
+    if kind == "file":
         return [path]
-    files = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_SUFFIXES)
     if not files:
         raise InputError(f"folder '{path}' holds no text files; give one with {', '.join(TEXT_SUFFIXES)} files")
     return files
 
 
-def _read_file(file: Path, name: str) -> Iterator[Document]:
-    packed = file in (*BUNDLED.values(), HELDOUT)
+def _text(file: Path) -> str:
     try:
-        text = lzma.decompress(file.read_bytes()).decode() if packed else file.read_text(encoding="utf-8")
+        content = file.read_bytes()
+        text = (lzma.decompress(content) if file.name.endswith(PACKED) else content).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"'{file}' is not UTF-8 text (byte {error.start}); convert it or leave it out") from None
-    except OSError as error:
-        raise InputError(f"'{file}' cannot be read ({error.strerror}); check the path and its permissions") from None
+    except (OSError, lzma.LZMAError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"'{file}' cannot be read ({why}); check the path and its permissions") from None
     if "\0" in text:
         raise InputError(f"'{file}' holds NUL bytes and is no text file; give plain UTF-8 text")
-    if file.suffix != ".jsonl" and not packed:
-        yield Document(name, text)
-        return
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _lines(file: Path, name: str, text: str) -> Iterator[Document]:
     # Not splitlines(): JSON strings may hold raw U+2028 and the like, which are no line ends of JSON lines.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -116,8 +111,8 @@ def _read_file(file: Path, name: str) -> Iterator[Document]:
 def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Generator[Document, None, None]:
     """Stream documents of a `datasets` name (`owner/name` or `owner/name:config`) without downloading the whole of it.
 
-    A local folder or file that `datasets` can open (parquet, json, csv, arrow) works too. No dataset's code is run. Files
-    are closed when the iterator is.
+    A local folder or file that `datasets` can open (parquet, json, arrow) works too. No dataset's code is run. The log
+    of `datasets` is silent until the iterator is closed: its errors say again what is raised.
 
     Raises:
         InputError: the name is unknown, cannot be reached, has no such split, or its rows have no such column.
@@ -126,22 +121,21 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
 
     try:
         reader = dataset_reader(name)
-        name, config = (name, None) if reader else name.partition(":")[::2]
-        where: dict[str, Any] = (
-            {"path": reader, "data_files": name} if reader else {"path": name, "name": config or None}
-        )
-        with _quiet():
-            rows = datasets.load_dataset(**where, split=split, streaming=True)
-        rows = _csv_rows(name) if reader == "csv" else rows
-        with closing(_quietly(rows)) as read:
-            for number, row in enumerate(read):
+        dataset, _, config = (name, "", "") if reader else name.partition(":")
+        path, options = (reader, {"data_files": name}) if reader else (dataset, {"name": config or None})
+        with _quiet(), closing(iter(datasets.load_dataset(path, split=split, streaming=True, **options))) as rows:
+            for number, row in enumerate(rows):
                 if column not in row:
                     columns = ", ".join(map(repr, row))
-                    raise InputError(f"dataset '{name}' has no column '{column}'; name one of those it has: {columns}")
+                    raise InputError(
+                        f"dataset '{dataset}' has no column '{column}'; name one of those it has: {columns}"
+                    )
                 if not isinstance(row[column], str):
                     kind = type(row[column]).__name__
-                    raise InputError(f"'{name}[{number}]' has no text in column '{column}', but a {kind}; name another")
-                yield Document(f"{name}[{number}]", row[column])
+                    raise InputError(
+                        f"'{dataset}[{number}]' has no text in column '{column}', but a {kind}; name another"
+                    )
+                yield Document(f"{dataset}[{number}]", row[column])
     except InputError:
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
@@ -156,19 +150,19 @@ def dataset_reader(name: str) -> str | None:
     Raises:
         InputError: a pipe or a device, a file of another kind, or the name of a file that is not there.
     """
-    found, reader = what_is(name), _DATASET_FILES.get(Path(name).suffix)
-    if found == "neither":
+    kind, reader = what_is(name), READERS.get(Path(name).suffix)
+    if kind == "neither":
         raise InputError(f"dataset '{name}' is a pipe or a device; give a file, a folder or owner/name")
-    if found == "file" and reader is None:
-        raise InputError(f"dataset file '{name}' is none of {', '.join(_DATASET_FILES)}; convert it")
-    if found == "nothing" and reader is not None:
+    if kind == "file" and reader is None:
+        raise InputError(f"dataset file '{name}' is none of {', '.join(READERS)}; convert it")
+    if kind == "nothing" and reader is not None:
         raise InputError(f"dataset file '{name}' does not exist; give a file, a folder or owner/name")
-    return reader if found == "file" else None
+    return reader if kind == "file" else None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the log of `datasets`: its errors say the same again."""
+    """Without the log of `datasets`."""
     import datasets
 
     level = datasets.logging.get_verbosity()
@@ -179,27 +173,6 @@ def _quiet() -> Iterator[None]:
         datasets.logging.set_verbosity(level)
 
 
-def _quietly(rows: Iterable[Any]) -> Generator[Any, None, None]:
-    """The rows, each of them read quietly."""
-    with closing(iter(rows)) as iterator:  # type: ignore[type-var]  # a generator
-        while True:
-            try:
-                with _quiet():
-                    row = next(iterator)
-            except StopIteration:
-                return
-            yield row
-
-
-def _csv_rows(file: str) -> Generator[dict[str, Any], None, None]:
-    """The rows of a CSV file as `datasets` reads them, which leaves the file open where reading stops before its end."""
-    import pandas
-
-    with pandas.read_csv(file, chunksize=CSV_ROWS) as reader:
-        for some in reader:
-            yield from some.astype(object).where(some.notna(), None).to_dict("records")
-
-
 def stdlib_documents() -> list[Document]:
     """The Python sources of the running interpreter's standard library, without tests and tables, in name order."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -207,7 +180,7 @@ def stdlib_documents() -> list[Document]:
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).parts
         top = parts[0].removesuffix(".py")
-        kept = top in sys.stdlib_module_names and not top.startswith(_STDLIB_LEFT_OUT)
+        kept = top in sys.stdlib_module_names and not top.startswith(LEFT_OUT)
         if kept and not {"test", "tests"} & set(parts):
             documents.append(Document("/".join(parts), file.read_text(encoding="utf-8", errors="replace")))
     return documents
@@ -224,9 +197,8 @@ def split_heldout(documents: list[Document], *, characters: int) -> tuple[list[D
     Documents are taken in hash order until `characters` are held out; one that would take more than a fifth of that
     is left in training, so that the held-out text has many authors.
     """
-    by_hash = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
     heldout, size = [], 0
-    for document in by_hash:
+    for document in sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest()):
         if 0 < len(document.text) <= characters / 5 and size + len(document.text) <= characters:
             heldout.append(document)
             size += len(document.text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -36,24 +37,32 @@ from .documents import BUNDLED, dataset_reader, read_documents, stream_dataset, 
 from .windows import cut, encoded, skip_some, tokenize
 
 FirstToken = Literal["auto", "bos", "none"]
+Attributes = dict[str, str | int | float]
 
-NOTABLE_OVERLAP = 0.25  # of the tokens of windows of a single document; above it, it is said
+NOTABLE_OVERLAP = 0.25  # of the tokens of windows of a single document; above it, a remark says so
 NAMED = 5  # special tokens in a remark
+POLICIES = "give auto, bos, none or a token id"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Prompts, with attributes for results and remarks for the caller."""
+    """Prompts, with attributes for results and remarks for the caller.
+
+    Attributes:
+        tokens: the prompts.
+        attributes: for a result. `text_source` names the text or chat, `first_policy` is "bos", "none", "id" ("auto"
+            resolved) or "chat template", `first_id` the id at position 0 if all prompts have the same by that policy,
+            `first_ids` (JSON) all ids that stand before the text if they are several, `prompts_seed` the seed,
+            `windows_overlap` the share of tokens that are in several windows, and `special_tokens` (JSON) how many of each
+            the windows spell out, if they do.
+        remarks: one line each, for the caller.
+        documents: the name of each prompt's document; None for conversations.
+    """
 
     tokens: Int[Tensor, "prompt position"]
-    # For a result: `text_source` names the text or chat, `first_policy` is "bos", "none", "id" ("auto" resolved) or "chat
-    # template", `first_id` the id at position 0 if all prompts have the same by that policy, `first_ids` (JSON) all ids
-    # that stand before the text if they are several, `prompts_seed` the seed,
-    # `windows_overlap` the share of tokens that are in several windows, and `special_tokens` (JSON) how many of
-    # each the text spells out, if it does.
-    attributes: dict[str, str | int | float]
-    remarks: tuple[str, ...]  # one line each, for the caller
-    documents: tuple[str, ...] | None = None  # the name of each prompt's document; None for conversations
+    attributes: Attributes
+    remarks: tuple[str, ...]
+    documents: tuple[str, ...] | None = None
 
 
 @takes_model
@@ -124,8 +133,6 @@ def draw(
         raise InputError(f"n={n} prompts is too few; ask for at least 1")
     if length < 2:
         raise InputError(f"length={length} is too short; ask for at least 2 positions")
-    if chat is None:
-        check_length(model, length, f"length={length}", "ask for fewer")
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     check_source(text=text, dataset=dataset, chat=chat, first=first)
@@ -136,7 +143,33 @@ def draw(
         )
     if chat is not None:
         return _openings(model, chat, n=n, length=length)
-    return _windows(model, n, length, text, dataset, split, column, first_policy(model, first), seed)
+    check_length(model, length, f"length={length}", "ask for fewer")
+    policy, random = first_policy(model, first), np.random.default_rng(seed)
+    if dataset is not None:
+        documents, wanted = skip_some(stream_dataset(dataset, split=split, column=column), random), n
+        source = f"dataset '{dataset}' (split {split}, column {column})"
+    else:
+        name = usual_text(model.identity.name) if text is None else str(text)
+        there = read_documents(BUNDLED.get(name, name))
+        documents = (there[i] for i in random.permutation(len(there)))
+        wanted = min(n, max(1, sum(len(document.text) >= length for document in there)))
+        source = f"bundled {name}" if name in BUNDLED else f"text '{name}'"
+    with closing(documents):
+        read = tokenize(model, documents, source=source, wanted=wanted, n=n, length=length, random=random)
+    check_highest(model, max(int(ids.max()) for _, ids in read))
+    windows, places, overlap = cut(read, n, length, random, source)
+    before = put_first(policy)
+    if len(before) >= length:
+        raise InputError(
+            f"length={length} leaves no room for text behind what {model.identity.name} puts first; ask for more"
+        )
+    windows = torch.from_numpy(windows)[:, : length - len(before)]
+    tokens = torch.cat([torch.tensor(before, dtype=torch.long).expand(n, -1), windows], dim=1)
+    special = _special(model, windows)
+    attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
+    attributes |= {"special_tokens": json.dumps(special, ensure_ascii=False)} if special else {}
+    remarks = _remarks(model, tokens, before, overlap if len(set(places)) == 1 else 0.0, special)
+    return Drawn(tokens, attributes, tuple(remarks), tuple(read[place].name for place in places))
 
 
 def check_source(
@@ -152,11 +185,10 @@ def check_source(
     Raises:
         InputError: one of these.
     """
-    given = [f"text '{text}'"] if text is not None else []
-    given += [f"dataset '{dataset}'"] if dataset is not None else []
-    given += [named(chat)] if chat is not None else []
-    if len(given) > 1:
-        raise InputError(f"both {' and '.join(given)} are given; give one of them")
+    several = [f"{kind} '{name}'" for kind, name in (("text", text), ("dataset", dataset)) if name is not None]
+    several += [named(chat)] if chat is not None else []
+    if len(several) > 1:
+        raise InputError(f"both {' and '.join(several)} are given; give one of them")
     if chat is not None and first != "auto":
         raise InputError(f"first={first} has no use with a chat, whose template says what stands first; leave it out")
     if text is not None and str(text) not in BUNDLED:
@@ -173,13 +205,12 @@ def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
     Raises:
         InputError: the first-token policy cannot be followed on this model.
     """
-    if isinstance(first, int) and not isinstance(first, bool):
+    if isinstance(first, bool) or not isinstance(first, (int, str)):
+        raise InputError(f"first={first} is no token id; {POLICIES}")
+    if isinstance(first, int):
         check_id(model, first, "first token id")
         return {"first_policy": "id", "first_id": first}
-    if isinstance(first, bool):
-        raise InputError(f"first={first} is no token id; give auto, bos, none or a token id")
-    if first not in ("auto", "bos", "none"):
-        raise InputError(f"first token '{first}' is unknown; give auto, bos, none or a token id")
+    parse_first(first)
     if first == "none" or (first == "auto" and model.bos is None):
         return {"first_policy": "none"}
     if model.bos is None:
@@ -226,73 +257,46 @@ def parse_first(value: str) -> FirstToken | int:
     try:
         return int(value)
     except ValueError:
-        raise InputError(f"first token '{value}' is unknown; give auto, bos, none or a token id") from None
+        raise InputError(f"first token '{value}' is unknown; {POLICIES}") from None
 
 
-def _windows(
-    model: View,
-    n: int,
-    length: int,
-    text: str | Path | None,
-    dataset: str | None,
-    split: str,
-    column: str,
-    policy: dict[str, str | int],
-    seed: int,
-) -> Drawn:
-    random = np.random.default_rng(seed)
-    if dataset is not None:
-        documents, wanted = skip_some(stream_dataset(dataset, split=split, column=column), random), n
-        source = f"dataset '{dataset}' (split {split}, column {column})"
-    else:
-        name = usual_text(model.identity.name) if text is None else str(text)
-        found = read_documents(BUNDLED.get(name, name))
-        documents = (found[i] for i in random.permutation(len(found)))
-        wanted = min(n, max(1, sum(len(document.text) >= length for document in found)))
-        source = f"bundled {name}" if name in BUNDLED else f"text '{name}'"
-    with closing(documents):
-        read = tokenize(model, documents, source=source, wanted=wanted, n=n, length=length, random=random)
-    check_highest(model, read.highest)
-    cuts, places, share = cut(read, n, length, random, source)
-    windows = torch.from_numpy(cuts)
-    first = put_first(policy)
-    if len(first) >= length:
-        raise InputError(
-            f"length={length} leaves no room for text behind what {model.identity.name} puts first; ask for more"
-        )
-    windows = torch.cat([torch.tensor(first, dtype=torch.long).expand(n, -1), windows[:, : length - len(first)]], dim=1)
-    attributes: dict[str, str | int | float] = {"text_source": source, **policy, "prompts_seed": seed}
-    attributes["windows_overlap"] = share
-    remarks = []
-    if "first_ids" in policy:
-        names = "".join(map(str, model.tokenizer.convert_ids_to_tokens(first)))  # type: ignore[union-attr]
+def _special(model: View, windows: Tensor) -> dict[str, int]:
+    """How often the windows spell out each special token, the most frequent first."""
+    known: dict[int, Any] = getattr(model.tokenizer, "added_tokens_decoder", {})
+    unknown = getattr(model.tokenizer, "unk_token_id", None)  # what the vocabulary lacks spells out nothing
+    special = {i: str(token) for i, token in known.items() if token.special and i != unknown}
+    return dict(Counter(special[i] for i in windows.flatten().tolist() if i in special).most_common())
+
+
+def _remarks(model: View, tokens: Tensor, before: list[int], overlap: float, special: Mapping[str, int]) -> list[str]:
+    """What the caller should know of first tokens, of windows that are no independent samples, and of special tokens."""
+    name, (n, length), remarks = model.identity.name, tokens.shape, []
+    if len(before) > 1:
+        names = "".join(map(str, model.tokenizer.convert_ids_to_tokens(before)))  # type: ignore[union-attr]
+        remarks.append(f"its tokenizer puts {names} before every text (ids {before}); prompts begin with them")
+    if overlap > NOTABLE_OVERLAP:
         remarks.append(
-            f"{model.identity.name}: its tokenizer puts {names} before every text (ids {first}); prompts begin with them"
-        )
-    if share > NOTABLE_OVERLAP and len(set(places)) == 1:
-        remarks.append(
-            f"{model.identity.name}: {share:.0%} of the tokens stand in more than one of the {n} windows of {length}, all "
-            "of one document, so that windows are no independent samples, as intervals take them to be; "
+            f"{overlap:.0%} of the tokens stand in more than one of the {n} windows of {length}, all of one document, "
+            "so that windows are no independent samples, as intervals take them to be; "
             "give more documents, or ask for fewer or shorter prompts"
         )
-    if read.special:
-        attributes["special_tokens"] = json.dumps(read.special, ensure_ascii=False)
-        counts = [f"{token} ({count})" for token, count in read.special.items()]
-        told = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
-        remarks.append(f"{model.identity.name}: special tokens that the text spells out are read as such: {told}")
-    return Drawn(windows, attributes, tuple(remarks), tuple(read.names[place] for place in places))
+    if special:
+        counts = [f"{token} ({count})" for token, count in special.items()]
+        named = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
+        remarks.append(f"special tokens that the text spells out are read as such: {named}")
+    return [f"{name}: {remark}" for remark in remarks]
 
 
 def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
     """The beginnings of conversations: of as many as asked for, as many tokens as they all have."""
     ids = [encoded(model.tokenizer, text) for text in rendered(model, chat)]
-    check_highest(model, max((max(one, default=0) for one in ids), default=0))
+    check_highest(model, max((max(conversation, default=0) for conversation in ids), default=0))
     count = min(n, len(ids))
     common = min(length, model.spec.max_length or length, sorted(map(len, ids), reverse=True)[count - 1])
     if common < 2:
         raise InputError(f"{named(chat)} gives prompts of {common} token; give longer conversations")
-    tokens = torch.tensor([one[:common] for one in ids if len(one) >= common][:count])
-    attributes: dict[str, str | int | float] = {"text_source": named(chat), "first_policy": "chat template"}
+    tokens = torch.tensor([conversation[:common] for conversation in ids if len(conversation) >= common][:count])
+    attributes: Attributes = {"text_source": named(chat), "first_policy": "chat template"}
     if (tokens[:, 0] == tokens[0, 0]).all():
         attributes["first_id"] = int(tokens[0, 0])
     fewer = (

@@ -17,8 +17,6 @@ Sources: science of the measurement, section 11; the form "json" is that of [Liu
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import InputError, reason
+from ..errors import InputError
 from ..models.checks import check_length
 from ..models.view import View
 from .chat import rendered
@@ -44,7 +42,6 @@ COLOURS = (
 )
 LIKE_VALUES = ("house", "book")  # nouns that share no beginning: what differs between lines with them is the value
 MARK = "[[context]]"  # where a chat template is cut
-PLACEHOLDERS = {"head": ("{keys}",), "line": ("{key}", "{value}"), "tail": (), "question": ("{key}", "{value}")}
 
 
 class Rung(NamedTuple):
@@ -118,39 +115,15 @@ def filled(form: str, key: str, value: str) -> str:
     return form.replace("{key}", key).replace("{value}", value)
 
 
-def read_template(given: str | Path) -> Template:
-    """A form by its name, or from a TOML file with `line` and `question`, and `head` and `tail` if wanted.
-
-    In `line` and `question` stand {key} and {value}, in `question` {value} last; in `head` may stand {keys}.
+def read_template(name: str) -> Template:
+    """A form by its name.
 
     Raises:
-        InputError: no such form or file, another field, or a placeholder that is missing.
+        InputError: there is none.
     """
-    if str(given) in TEMPLATES:
-        return TEMPLATES[str(given)]
-    path = Path(given)
-    if not path.is_file():
-        raise InputError(f"template '{given}' is no file and none of {', '.join(TEMPLATES)}; give one of them")
-    try:
-        fields = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"template '{given}' cannot be read ({reason(error)}); give a TOML file") from None
-    if unknown := [name for name in fields if name not in PLACEHOLDERS or not isinstance(fields[name], str)]:
-        raise InputError(f"template '{given}' has '{unknown[0]}'; give texts called {', '.join(PLACEHOLDERS)}")
-    template = Template(*(fields.get(name, "") for name in PLACEHOLDERS))
-    for name, allowed in PLACEHOLDERS.items():
-        text = getattr(template, name)
-        if name in ("line", "question") and not text:
-            raise InputError(f"template '{given}' has no {name}; give one with {' and '.join(allowed)}")
-        if unknown := [one for one in re.findall(r"\{\w+\}", text) if one not in allowed]:
-            raise InputError(
-                f"template '{given}' has {unknown[0]} in its {name}; it may have {' and '.join(allowed) or 'none'} there"
-            )
-        if missing := [one for one in allowed if one not in text and name != "head"]:
-            raise InputError(f"template '{given}' lacks {missing[0]} in its {name}; put it in")
-    if not template.question.endswith("{value}"):
-        raise InputError(f"template '{given}' has a question that goes on after {{value}}; end it there")
-    return template
+    if name not in TEMPLATES:
+        raise InputError(f"template '{name}' is none of {', '.join(TEMPLATES)}; give one of them")
+    return TEMPLATES[name]
 
 
 class Maker:

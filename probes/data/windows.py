@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,22 +25,15 @@ MARGIN = 4  # tokens read of a document per token used: the rest lets the seed c
 SKIP = 256  # a stream cannot be shuffled; skipping up to this many documents lets the seed choose where reading begins
 SHORT = 10_000  # documents of a stream in a row that are too short for a window, after which reading stops
 CHARACTERS_PER_TOKEN = 8  # twice that of ordinary text: a passage that long holds its windows, with room to spare
-AT_ONCE = 1 << 20  # characters tokenized together; ids take some thirty times their memory until they are written down
 ID = np.dtype("<i4")
 LONGEST_WORD = 100  # characters within which a passage looks for the beginning of a word
 
 
-class Read(NamedTuple):
-    """Tokenized documents that each hold a window."""
+class Tokenized(NamedTuple):
+    """A document that holds a window."""
 
-    names: list[str]
-    ids: list[Int[np.ndarray, " token"]]
-    special: dict[str, int]  # how often the documents spell out each special token
-
-    @property
-    def highest(self) -> int:
-        """The highest id."""
-        return max(int(ids.max()) for ids in self.ids)
+    name: str
+    ids: Int[np.ndarray, " token"]
 
 
 def tokenize(
@@ -53,57 +45,44 @@ def tokenize(
     n: int,
     length: int,
     random: np.random.Generator,
-) -> Read:
-    """Token ids of `wanted` documents that hold a window of `length`, or of all there are.
+) -> list[Tokenized]:
+    """`wanted` documents that hold a window of `length`, or all there are.
 
     Raises:
         InputError: none of them holds one.
     """
-    known: dict[int, Any] = getattr(model.tokenizer, "added_tokens_decoder", {})
-    unknown = getattr(model.tokenizer, "unk_token_id", None)  # what the vocabulary lacks spells out nothing
-    special = {id: str(token) for id, token in known.items() if token.special and id != unknown}
     budget = MARGIN * length * -(-n // wanted)  # tokens of a document
-    read = Read([], [], {})
-    longest, short = 0, 0
-    spelled: Counter[str] = Counter()
-    for document in documents:
-        ids = np.empty(0, ID)
-        for some in _slices(_passage(document.text, characters=CHARACTERS_PER_TOKEN * budget, random=random)):
-            ids = np.concatenate([ids, np.asarray(encoded(model.tokenizer, some), dtype=ID)])
-            if len(ids) >= budget:
-                break
+    kept, longest, short = [], 0, 0
+    for name, text in documents:
+        passage = passage_of(text, characters=CHARACTERS_PER_TOKEN * budget, random=random)
+        ids = np.asarray(encoded(model.tokenizer, passage), dtype=ID)[:budget]
         longest = max(longest, len(ids))
-        if len(ids) < length:
-            short += 1
-            if short == SHORT:
-                break
-            continue
-        short = 0
-        read.names.append(document.name)
-        read.ids.append(ids[:budget])
-        spelled.update(special[id] for id in ids[:budget].tolist() if id in special)
-        if len(read.names) == wanted:
+        if len(ids) >= length:
+            kept.append(Tokenized(name, ids))
+        short = 0 if len(ids) >= length else short + 1
+        if len(kept) == wanted or short == SHORT:
             break
-    if not read.names:
+    if not kept:
         raise InputError(
             f"no document of {source} has {length} tokens (the longest has {longest}), and a window lies within one; "
             "ask for shorter prompts, or give longer documents"
         )
-    return read._replace(special=dict(spelled.most_common()))
+    return kept
 
 
 def cut(
-    read: Read, n: int, length: int, random: np.random.Generator, source: str
+    documents: Sequence[Tokenized], n: int, length: int, random: np.random.Generator, source: str
 ) -> tuple[Int[np.ndarray, "window position"], list[int], float]:
     """Windows, the number of each one's document, and the share of their tokens that are in several windows.
 
     Raises:
         InputError: the documents have fewer windows than that.
     """
-    room = [len(ids) - length + 1 for ids in read.ids]  # starts
+    room = [len(ids) - length + 1 for _, ids in documents]  # starts
     if sum(room) < n:
+        tokens = sum(len(ids) for _, ids in documents)
         raise InputError(
-            f"{source} gives {sum(map(len, read.ids))} tokens in {len(room)} document{'s' * (len(room) > 1)}, which hold "
+            f"{source} gives {tokens} tokens in {len(room)} document{'s' * (len(room) > 1)}, which hold "
             f"{sum(room)} windows of {length}, and {n} are asked for; give more text, or ask for fewer or shorter prompts"
         )
     half, middle = n // 2, len(room) // 2
@@ -111,21 +90,14 @@ def cut(
         places = _in_turn(room[:middle], half) + [middle + place for place in _in_turn(room[middle:], n - half)]
     else:
         places = _in_turn(room, n)
-    windows, twice = np.empty((n, length), dtype=np.int64), 0.0
+    windows, several = np.empty((n, length), dtype=np.int64), 0
     for place in dict.fromkeys(places):
-        mine = [i for i, other in enumerate(places) if other == place]
-        starts = _starts(len(read.ids[place]), length, len(mine), random)
-        windows[mine] = np.stack([read.ids[place][start : start + length] for start in starts])
-        twice += overlap(starts, length) * len(mine) / n
-    return windows, places, twice
-
-
-def overlap(starts: Int[np.ndarray, " window"], length: int) -> float:
-    """The share of tokens that are in several of these windows of one length."""
-    # A window of the same length shares with its neighbours whatever it shares with any other.
-    shared = np.maximum(length - np.diff(np.sort(starts)), 0)
-    before, behind = np.concatenate([[0], shared]), np.concatenate([shared, [0]])
-    return float(np.minimum(before + behind, length).mean() / length)
+        ids = documents[place].ids
+        rows = [row for row, other in enumerate(places) if other == place]
+        at = _starts(len(ids), length, len(rows), random)[:, None] + np.arange(length)  # [window, position]
+        windows[rows] = ids[at]
+        several += int((np.bincount(at.ravel())[at] > 1).sum())
+    return windows, places, several / windows.size
 
 
 def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
@@ -151,12 +123,12 @@ def skip_some(documents: Iterator[Document], random: np.random.Generator) -> Gen
 
 def _in_turn(room: Sequence[int], n: int) -> list[int]:
     """The document of each of `n` windows: one after the other takes one, as long as it has room."""
-    found: list[int] = []
+    places: list[int] = []
     taken = 0
-    while len(found) < n:
-        found += [place for place, most in enumerate(room) if most > taken]
+    while len(places) < n:
+        places += [place for place, most in enumerate(room) if most > taken]
         taken += 1
-    return found[:n]
+    return places[:n]
 
 
 def _starts(size: int, length: int, count: int, random: np.random.Generator) -> Int[np.ndarray, " window"]:
@@ -168,23 +140,12 @@ def _starts(size: int, length: int, count: int, random: np.random.Generator) -> 
     return random.permutation(gaps + length * np.arange(count))
 
 
-def _slices(text: str) -> Iterator[str]:
-    """The text, or if it is very long, one passage of it after another, cut where words begin."""
-    start = 0
-    while len(text) - start > AT_ONCE:
-        end = start + AT_ONCE
-        found = next((at for at in range(end, max(start, end - LONGEST_WORD), -1) if text[at].isspace()), end)
-        yield text[start:found]
-        start = found
-    yield text[start:]
-
-
-def _passage(text: str, *, characters: int, random: np.random.Generator) -> str:
+def passage_of(text: str, *, characters: int, random: np.random.Generator) -> str:
     """The text, or if it is longer than `characters`, that much of it from a random place where a word begins."""
     if len(text) <= characters:
         return text
     start = int(random.integers(len(text) - characters + 1))
-    for begin in range(start, min(start + LONGEST_WORD, len(text))):
-        if begin == 0 or text[begin - 1].isspace():
-            return text[begin : begin + characters]
-    return text[start : start + characters]  # a script without spaces
+    places = range(start, min(start + LONGEST_WORD, len(text)))
+    begins = (at for at in places if at == 0 or text[at - 1].isspace())
+    start = next(begins, start)  # a script without spaces has none
+    return text[start : start + characters]

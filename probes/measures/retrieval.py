@@ -27,7 +27,6 @@ Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,7 +83,7 @@ def retrieval(
     contexts: int = CONTEXTS,
     orders: int = 1,
     depths: int | None = None,
-    template: str | Path = "sentences",
+    template: str = "sentences",
     chat: bool = False,
     first: FirstToken | int = "auto",
     candidates: int = CANDIDATES,
@@ -107,7 +106,7 @@ def retrieval(
         contexts: how many; they come in couples that are each other's control.
         orders: so many successive couples have the same pairs, each in an order of its own.
         depths: so many of the pairs are asked for, evenly spaced, first and last among them; all if not given.
-        template: "sentences", "json", "reworded", "announced", or a TOML file (`recall.read_template`).
+        template: "sentences", "json", "reworded" or "announced".
         chat: the list stands in the user's turn of the model's chat template, the answer in the assistant's.
         first: what stands at position 0, as in `probes.prompts`.
         candidates: values whose probabilities are compared for `rank`; 1: no comparison, which is faster.
