@@ -15,6 +15,8 @@ trained. Its accuracy is 1/2 without sampling error; its loss is `ln 2` at least
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any
@@ -26,24 +28,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from probes.errors import InputError
+from probes.claims.claim import Claim
+from probes.claims.rules import range_told
+from probes.results.tables import Table, number
 
+from ..checks import refuse
 from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
 from .experiment import Work
+from .rules import Judged, Source, decided, each_above, judged, known, need, over_told, variable
 from .sweep import Cells, Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 EPS = float(np.finfo(np.float64).eps)
+EPS_OF = "float64 eps of the largest output"
 TEST_SEED = 2**32  # of test sequences; runs have smaller ones
 LONGEST = 8  # of the exact test, tokens: 7! = 5,040 permutations of each prefix
 POINTS = 25  # steps at which training models are tested, at most
-POSITIONAL = ("none", "learned", "sinusoidal", "rope", "decay")
 TRAINED_POSITIONAL = ("none", "learned")
-KIND: tuple[str, ...] = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
+KIND = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
 DIMS = (*KIND, "seed")
 TRAINED_DIMS = ("layers", "mask", "trained_positional", "seed")
-EPS_OF = "float64 eps of the largest output"
 
 
 def possible(mask: str, positional: str) -> bool:
@@ -53,15 +58,11 @@ def possible(mask: str, positional: str) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """Exact test and training; both with every mask, residual off and on, feed-forward off and on, and so on.
-
-    `seeds`, `sequences`, `steps`, `tests` are numbers. `length` is that of the exact test, all of whose permutations are
-    tried; `context` that of the task. Neither source gives a setting for this figure.
-    """
+    """Exact test and training; neither source gives a setting for this figure."""
 
     layers: tuple[int, ...] = (1, 2)
     mask: tuple[str, ...] = ("causal", "full")
-    positional: tuple[str, ...] = POSITIONAL
+    positional: tuple[str, ...] = ("none", "learned", "sinusoidal", "rope", "decay")
     residual: tuple[bool, ...] = (False, True)
     feed_forward: tuple[bool, ...] = (False, True)
     norm: tuple[str, ...] = ("none", "rms", "layer")
@@ -70,9 +71,9 @@ class Settings:
     heads: int = 1
     decay: float = 0.5
     vocabulary: int = 10
-    length: int = 6
+    length: int = 6  # of the exact test, all of whose permutations are tried
     sequences: int = 4
-    context: int = 10
+    context: int = 10  # of the task
     steps: int = 1000
     learning_rate: float = 3e-3
     batch: int = 128
@@ -81,64 +82,56 @@ class Settings:
     def __post_init__(self) -> None:
         each_distinct(self, *KIND)
         each_at_least(self, 1, "seeds", "sequences", "steps", "tests")
-        if not 3 <= self.length <= LONGEST:
-            raise InputError(f"length={self.length} is out of range; give from 3 to {LONGEST}, for all permutations")
-        if self.length > self.vocabulary:
-            raise InputError(f"length={self.length} different tokens need as many ids; give vocabulary={self.length}")
-        if self.context < self.length:
-            raise InputError(
-                f"context={self.context} is shorter than the exact test's length={self.length}; give {self.length} or more"
-            )
-        for mask in self.mask:
-            if mask not in ("causal", "full"):
-                raise InputError(f"mask '{mask}' is not compared here; give causal, full or both")
+        length, others = self.length, [mask for mask in self.mask if mask not in ("causal", "full")]
+        refuse(
+            {
+                f"length={length} is out of range; give from 3 to {LONGEST}, for all permutations": (
+                    not 3 <= length <= LONGEST
+                ),
+                f"length={length} different tokens need as many ids; give vocabulary={length}": length
+                > self.vocabulary,
+                f"context={self.context} is shorter than the exact test's length={length}; give {length} or more": (
+                    self.context < length
+                ),
+                f"mask '{', '.join(others)}' is not compared here; give causal, full or both": others,
+            }
+        )
         self.runs()  # architectures, rates and tasks refuse what cannot be
         for case in self.cases():
             self.architecture(**case)
 
     def cases(self) -> list[dict[str, Any]]:
-        """The kinds of models of the exact test, in the order of `difference`'s dimensions; some cannot be (`possible`)."""
+        """The kinds of models of the exact test, in the order of `difference`'s dimensions."""
         kinds = (dict(zip(KIND, case, strict=True)) for case in product(*(getattr(self, name) for name in KIND)))
         return [kind for kind in kinds if possible(kind["mask"], kind["positional"])]
 
-    def architecture(
-        self, *, layers: int, length: int | None = None, outputs: int | None = None, **kind: Any
-    ) -> Architecture:
+    def architecture(self, **kind: Any) -> Architecture:
         """A model of a kind, with a residual stream unless it says otherwise."""
-        return Architecture(
-            blocks=layers,
-            heads=self.heads,
-            width=self.width,
-            length=length or self.length,
-            vocabulary=self.vocabulary,
-            outputs=outputs or self.vocabulary,
-            decay=self.decay if kind["positional"] == "decay" else None,
-            **kind,
-        )
+        sizes = {"heads": self.heads, "width": self.width, "length": self.length}
+        sizes |= {"vocabulary": self.vocabulary, "outputs": self.vocabulary}
+        decay = self.decay if kind["positional"] == "decay" else None
+        return Architecture(blocks=kind.pop("layers"), decay=decay, **(sizes | kind))
 
-    def trained(self) -> list[str]:
-        """The encodings of the models that are trained."""
-        return [p for p in self.positional if p in TRAINED_POSITIONAL]
-
-    def kinds(self) -> list[tuple[int, str, str]]:
+    def trained(self) -> list[tuple[int, str, str]]:
         """(layers, mask, positional) of the models that are trained."""
-        return list(product(self.layers, self.mask, self.trained()))
+        return [kind for kind in product(self.layers, self.mask, self.positional) if kind[2] in TRAINED_POSITIONAL]
 
     def runs(self) -> list[Run]:
-        """Of the trained demonstration, in the order of `accuracy`'s dimensions."""
+        """The training of every kind, its seeds side by side."""
         task = WhichFirst(self.vocabulary, self.context, self.batch)
+        shapes = [
+            self.architecture(layers=layers, mask=mask, positional=positional, length=self.context, outputs=2)
+            for layers, mask, positional in self.trained()
+        ]
         return [
-            Run(
-                self.architecture(layers=layers, mask=mask, positional=positional, length=self.context, outputs=2),
-                task,
-                seed=seed,
-                learning_rate=self.learning_rate,
-            )
-            for (layers, mask, positional), seed in product(self.kinds(), range(self.seeds))
+            Run(shape, task, seed, learning_rate=self.learning_rate) for shape in shapes for seed in range(self.seeds)
         ]
 
 
 QUICK = Settings(seeds=2, steps=300, tests=1024)
+
+
+# -- measurement
 
 
 def measure(settings: Settings, work: Work) -> xr.Dataset:
@@ -163,9 +156,9 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "accuracy": Measure("accuracy on mirrored pairs", "1", ("step",)),
         "loss": Measure("loss on mirrored pairs", "nat", ("step",)),
     }
-    coords = axes(s, *DIMS) | {"trained_positional": s.trained(), "step": recorded_steps(s.steps)}
+    encodings = [name for name in s.positional if name in TRAINED_POSITIONAL]
     return sweep(
-        coords,
+        axes(s, *DIMS) | {"trained_positional": encodings, "step": recorded_steps(s.steps)},
         Part(DIMS, changes, _fresh(s, tokens, orders, work)),
         Part(TRAINED_DIMS, learned, _trained(s, tokens, orders, work)),
         attrs={
@@ -190,16 +183,16 @@ def _fresh(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Cells:
 
 def _trained(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Cells:
     """Train the demonstration and test it, kind by kind."""
-    kinds, runs, ends = s.kinds(), s.runs(), recorded_steps(s.steps)
+    kinds, runs, ends = s.trained(), s.runs(), recorded_steps(s.steps)
     if not runs:
         return
     names = sorted({name for run in runs for name in initial(run.architecture, 0)})
-    trained = work.train("petroglyph", runs, s.steps, record=ends, recorded=names)
+    models = work.train("petroglyph", runs, s.steps, record=ends, recorded=names)
     drawn = WhichFirst(s.vocabulary, s.context, s.tests).draw(None, torch.Generator().manual_seed(TEST_SEED), 1)
     inputs = torch.cat([drawn.inputs[0], mirrored(drawn.inputs[0])])
     answers = torch.cat([drawn.hidden[0], 1 - drawn.hidden[0]])
     for n, kind in enumerate(kinds):
-        members: list[Trained] = trained[n * s.seeds : (n + 1) * s.seeds]
+        members: list[Trained] = models[n * s.seeds : (n + 1) * s.seeds]
         architecture = members[0].run.architecture
         accuracy, loss = (torch.empty(s.seeds, len(ends), dtype=torch.float64) for _ in range(2))
         for at, step in enumerate(ends):
@@ -233,8 +226,7 @@ def exact_outputs(
 ) -> Float[Tensor, "model sequence outputs"]:
     """The outputs at the last position, in float64."""
     s = Switches.of([architecture])
-    cos, sin, added = (None if x is None else x.double() for x in (s.cos, s.sin, s.added))
-    exact = Switches(bias=s.bias.double(), cos=cos, sin=sin, added=added, keep=s.keep.double())
+    exact = Switches(*(None if x is None else x.double() for x in vars(s).values()))  # type: ignore[arg-type]
     doubles = {name: x.double() for name, x in weights.items()}
     models = len(next(iter(doubles.values())))
     with torch.no_grad():
@@ -262,3 +254,150 @@ def differences(
 def recorded_steps(steps: int) -> list[int]:
     """Steps at which models are tested: 0, and evenly spread over the logarithm up to the last."""
     return sorted({0, *np.geomspace(1, steps, POINTS - 1).round().astype(int).tolist()})
+
+
+# -- what a result says
+
+# The same numbers summed in another order differ by about eps of the terms' size, some ten times per layer.
+ROUNDING = 1e3  # eps; what is above it is no rounding
+CLEAR = 1e9  # eps; what is above it, 2e-7 of the output, is seen in float32, too
+TIES = 0.01  # accuracy; a blind model's two answers may part where its two logits tie within rounding
+SOLVED = 0.95  # accuracy
+Kind = tuple[int, str, str]  # layers, mask, positional
+ONE: Kind = (1, "causal", "none")  # blind to the order of a prefix
+TWO: Kind = (2, "causal", "none")  # not blind
+FULL: Kind = (2, "full", "none")  # blind
+ENCODED: list[Kind] = [(1, "causal", name) for name in ("learned", "sinusoidal", "rope", "decay")]
+
+
+def fresh(ds: xr.Dataset, name: str, layers: int, mask: str, positional: str) -> np.ndarray:
+    """A change of one kind of fresh models, `[variant, seed]`."""
+    need(possible(mask, positional))
+    values = variable(ds, name, layers=layers, mask=mask, positional=positional)
+    return values.transpose("residual", "feed_forward", "norm", "seed").values.reshape(-1, ds.sizes["seed"])
+
+
+def trained(ds: xr.Dataset, name: str, layers: int, mask: str, positional: str) -> xr.DataArray:
+    """A variable of one kind of trained models, `[seed, ...]`."""
+    return variable(ds, name, layers=layers, mask=mask, trained_positional=positional)
+
+
+def kinds(ds: xr.Dataset) -> list[Kind]:
+    """(layers, mask, positional) of the fresh models."""
+    cases = product(*(ds[dim].values.tolist() for dim in ("layers", "mask", "positional")))
+    return [(layers, mask, positional) for layers, mask, positional in cases if possible(mask, positional)]
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """Changes under permuted prefixes, in eps; accuracy of what was trained."""
+    rows, learned = [], []
+    for kind in kinds(ds):
+        names = list(map(str, kind))
+        largest, least = fresh(ds, "difference", *kind), fresh(ds, "least_difference", *kind)
+        after = known(trained, ds, "trained_difference", *kind)
+        changed = "-" if after is None else _range(after.values)
+        rows.append([*names, str(len(largest)), _range(largest), number(least.min(), ".2g"), changed])
+        if after is not None:
+            accuracy, loss = trained(ds, "accuracy", *kind), trained(ds, "loss", *kind)
+            steps = accuracy["step"].values[(accuracy > SOLVED).all("seed").values]
+            last = [range_told(values.isel(step=-1), ".3f") for values in (accuracy, loss)]
+            learned.append([*names, *last, str(steps[0]) if steps.size else "-"])
+    head, many = ("layers", "mask", "positional"), ds.attrs["permutations"]
+    columns = ("variants", "largest, over variants and seeds", "of the permutation of least change", "trained")
+    title = f"Change of the last output under all {many} permutations of a prefix, in eps of float64"
+    found = [Table(title, (*head, *columns), rows)]
+    if learned:
+        columns = (*head, "accuracy, median (range)", "loss (nats)", f"all seeds above {SOLVED:g} from step")
+        found.append(Table(f"Which token stands first; blind to order: 0.5 and {math.log(2):.3f}", columns, learned))
+    return found
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = (f"{x:.2g}" for x in (values.min(), values.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+# -- statements: the claim in its two halves, fresh and trained, and what controls it
+
+petroglyph = Source("[Liu-7], [Irie]", "petroglyph")
+control = replace(petroglyph, name="[Liu-7], [Irie], our control", kind="ours")
+CHANGE = "change of the last output by any permutation of the tokens before it is"
+BLIND = f"the largest {CHANGE} below {ROUNDING:g} eps in every model"
+SEES = f"the least {CHANGE} above {CLEAR:g} eps in every model"
+GUESSES = f"accuracy is within {TIES:g} of 1/2 in every seed at every step"
+LEARNS = f"the 95 % interval over runs of the accuracy at the end of training lies above {SOLVED:g}"
+
+
+def claims(ds: xr.Dataset) -> list[Claim]:
+    """The statements, judged."""
+    return judged(petroglyph, ds)
+
+
+ONE_BLIND = "One layer without positional encoding cannot tell permuted prefixes apart."
+TWO_SEE = "Two causal layers without positional encoding can tell permuted prefixes apart."
+IT_TAKES_THE_MASK = (
+    "It takes the causal mask to tell permuted prefixes apart without positional encoding: two layers under a full mask "
+    "cannot."
+)
+IT_IS_THE_ENCODING = (
+    "It is the missing encoding that keeps one causal layer from telling permuted prefixes apart: with one it can."
+)
+
+
+@petroglyph("one-layer-blind", "", ONE_BLIND, rule=BLIND, of=ONE)
+@control("full-mask-blind", "", IT_TAKES_THE_MASK, rule=BLIND, of=FULL)
+def fresh_blind(ds: xr.Dataset, of: Kind) -> Judged:
+    """All variants and seeds: the largest change is rounding."""
+    largest = fresh(ds, "difference", *of)
+    many = f"{largest.size} models, {ds.attrs['permutations']} permutations"
+    return Judged(f"largest change of {many}: {largest.max():.2g} eps", bool(largest.max() < ROUNDING))
+
+
+@petroglyph("two-layers-see", "", TWO_SEE, rule=SEES, of=[TWO])
+@control("encoding-sees", "", IT_IS_THE_ENCODING, rule=SEES, of=ENCODED)
+def fresh_see(ds: xr.Dataset, of: Sequence[Kind]) -> Judged:
+    """All variants and seeds: every permutation is told apart, up to chance ties, even the one of least change."""
+    of = [kind for kind in of if kind in kinds(ds)]
+    need(of)
+    least = np.concatenate([fresh(ds, "least_difference", *kind).ravel() for kind in of])
+    many = f"{least.size} models, {ds.attrs['permutations']} permutations"
+    return Judged(f"least change of {many}: {least.min():.2g} eps", bool(least.min() > CLEAR))
+
+
+@petroglyph(
+    "trained",
+    "",
+    "Trained models without positional encoding are as fresh ones: one layer cannot tell permuted prefixes apart, two "
+    "causal layers can, two under a full mask cannot.",
+    rule=f"the largest change of the output by any permutation is below {ROUNDING:g} eps with one layer and with two under "
+    f"a full mask, and above {CLEAR:g} eps with two causal layers, in every model",
+)
+def trained_alike(ds: xr.Dataset) -> Judged:
+    """One layer, two, and two under a full mask, after training."""
+    one, two, full = (trained(ds, "trained_difference", *kind).values for kind in (ONE, TWO, FULL))
+    alike = one.max() < ROUNDING and two.min() > CLEAR and full.max() < ROUNDING
+    return Judged("; ".join(f"{_range(x)} eps" for x in (one, two, full)), bool(alike))
+
+
+ONE_GUESSES = "One causal layer without positional encoding cannot learn which of two tokens stands first."
+FULL_GUESSES = "Two layers under a full mask without positional encoding do not learn which of two tokens stands first."
+TWO_LEARN = "Two causal layers without positional encoding learn which of two tokens stands first."
+POSITIONS_LEARN = "One causal layer with learned positions learns which of two tokens stands first."
+
+
+@petroglyph("one-layer-cannot-learn", "", ONE_GUESSES, rule=GUESSES, of=ONE)
+@control("full-mask-cannot-learn", "", FULL_GUESSES, rule=GUESSES, of=FULL)
+def guess(ds: xr.Dataset, of: Kind) -> Judged:
+    """Half of the answers are right, all the time."""
+    accuracy = trained(ds, "accuracy", *of)
+    off = float(abs(accuracy - 0.5).max())
+    seeds, steps = accuracy.sizes["seed"], accuracy.sizes["step"]
+    return Judged(f"accuracy within {off:.2g} of 1/2 in {seeds} seeds at all {steps} steps", off < TIES)
+
+
+@petroglyph("two-layers-learn", "", TWO_LEARN, rule=LEARNS, of=TWO)
+@control("encoding-learns", "", POSITIONS_LEARN, rule=LEARNS, of=(1, "causal", "learned"))
+def learn(ds: xr.Dataset, of: Kind) -> Judged:
+    """Nearly all answers are right in the end."""
+    last = trained(ds, "accuracy", *of).isel(step=-1)
+    return decided(f"accuracy {over_told(last, '.3f')} after {int(last['step'])} steps", each_above(last, SOLVED))

@@ -17,6 +17,7 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xarray as xr
 
-from probes.claims.claim import Claim, Statement, Verdict
+from probes.claims.claim import Claim, Kind, Population, Statement, Verdict
 from probes.claims.rules import SURE, Test, above, every, told
 from probes.results.statistics import Interval, over_runs
 
@@ -64,76 +65,82 @@ Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset], Judged | None] |
 
 
 class Stated(NamedTuple):
-    """A statement as it is written: texts, in which braces stand for parameters, and the rule."""
+    """A statement with its rule and the parameters that its decorator gave that."""
 
-    texts: Mapping[str, Any]  # fields of `Statement`
-    rule: Callable[..., Judged]
-    parameters: Mapping[str, Any]
-    each: Callable[[xr.Dataset], Sequence[Mapping[str, Any]]]  # of a result: further parameters, a statement for each
-    gated: bool
+    statement: Statement
+    function: Callable[..., Judged]
+    given: dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Source:
-    """The statements of one source, each a decorated rule `rule(ds, **parameters) -> Judged`, in the order of the file.
+    """Who says something, and what its statements have in common where they do not say otherwise.
 
-    Args:
-        prefix, suffix: of their ids.
-        texts: fields of `Statement` that most of them share: `source`, `kind`, `population`.
+    A statement is a rule `rule(ds, **parameters) -> Judged` below a decorator; decorators may be stacked, and called in a
+    loop: `source("id", ...)(rule)`. `dataclasses.replace` makes the same source with other defaults.
     """
 
-    def __init__(self, prefix: str, *, suffix: str = "", **texts: Any) -> None:
-        self.prefix, self.suffix, self.texts = prefix, suffix, texts
-        self.statements: list[Stated] = []
+    name: str  # in brackets: "[Wu]"; a place in it that all statements share may follow
+    prefix: str  # of the ids
+    kind: Kind = "published"
+    rule: str = ""
+    published: str = "-"
+    suffix: str = ""  # of the ids
+    population: Population = "toys"
+    statements: list[Stated] = field(default_factory=list)
 
     def __call__(
         self,
         name: str,
+        where: str,
         claim: str,
-        rule: str,
         *,
-        gated: bool = True,
-        each: Sequence[Mapping[str, Any]] | Callable[[xr.Dataset], Sequence[Mapping[str, Any]]] = ({},),
-        parameters: Mapping[str, Any] | None = None,
-        **texts: Any,
+        rule: str = "",
+        published: str = "",
+        kind: Kind | None = None,
+        **given: Any,
     ) -> Callable[[Callable[..., Judged]], Callable[..., Judged]]:
-        """Decorate the rule that decides a statement. A function may decide several.
+        """Decorate the rule that judges a statement.
 
         Args:
-            name: the id, without prefix and suffix.
-            claim, rule: in words.
-            gated: the rule reads only toys that have learnt their task.
-            each: a statement for each of these mappings of parameters, which may depend on the result. Those that the rule
-                names are given to it; in all texts `{parameter}` stands for its value.
-            parameters: of the rule.
-            texts: other fields of `Statement`.
+            name: the id behind the prefix; it never changes.
+            where: in the source.
+            claim: one sentence that can be read alone.
+            rule: what decides, in words, with its threshold.
+            published: the number.
+            kind: who asks for it.
+            given: parameters of the rule. `gated=False` is none: the rule reads toys that have not learnt their task, too.
         """
 
-        def keep(judge: Callable[..., Judged]) -> Callable[..., Judged]:
-            written = self.texts | texts | {"id": f"{self.prefix}{name}{self.suffix}", "claim": claim, "rule": rule}
-            of = each if callable(each) else lambda ds: each
-            self.statements.append(Stated(written, judge, parameters or {}, of, gated))
-            return judge
+        def state(function: Callable[..., Judged]) -> Callable[..., Judged]:
+            statement = Statement(
+                id="-".join(filter(None, (self.prefix, name, self.suffix))),
+                source=f"{self.name} {where}".strip(),
+                claim=claim,
+                rule=rule or self.rule,
+                published=published or self.published,
+                kind=kind or self.kind,
+                population=self.population,
+            )
+            self.statements.append(Stated(statement, function, given))
+            return function
 
-        return keep
+        return state
 
-    def judged(self, ds: xr.Dataset, **how: Any) -> list[Claim]:
-        """Judge a result; `how` as in `verdicts`. Neighbours with the same parameters take turns."""
-        found: list[tuple[Statement, partial[Judged], bool]] = []
-        for _, group in groupby(self.statements, key=lambda one: one.each(ds)):
-            same = list(group)
-            for values, one in product(same[0].each(ds), same):
-                texts = {
-                    key: str(text).format_map(dict(one.parameters) | dict(values)) for key, text in one.texts.items()
-                }
-                named = {key: values[key] for key in signature(one.rule).parameters if key in values}
-                found.append((Statement(**texts), partial(one.rule, **one.parameters, **named), one.gated))
-        return verdicts(found, ds, **how)
+
+def judged(source: Source, ds: xr.Dataset, **how: Any) -> list[Claim]:
+    """Judge a result by the statements of a source; `how` as in `verdicts`."""
+    found = []
+    for statement, function, given in source.statements:
+        parameters = {name: value for name, value in given.items() if name != "gated"}
+        found.append((statement, partial(function, **parameters), given.get("gated", True)))
+    return verdicts(found, ds, **how)
 
 
 def judge(
     module: str, ds: xr.Dataset, *, lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **how: Any
 ) -> list[Claim]:
-    """As `Source.judged`, of the statements in a module's TOML file."""
+    """As `judged`, of the statements in a module's TOML file."""
     return verdicts(stated(import_module(module), lists or {}), ds, **how)
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from probes.figures.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, mark
 
-from ..experiments.petroglyph_claims import ROUNDING, Kind, fresh, kinds, trained
+from ..experiments.petroglyph import ROUNDING, Kind, fresh, kinds, trained
 from ..experiments.rules import known
 from .sheet import entry, files, grid, ranged, sheet, wanted
 
