@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.claims.claim import Claim
+from probes.claims.ledger import Source
 from probes.claims.rules import range_told
 from probes.results.tables import Table, number
 
@@ -37,7 +38,7 @@ from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
 from .experiment import Work
-from .rules import Judged, Source, decided, each_above, judged, known, need, over_told, variable
+from .rules import Judged, decided, each_above, judged, known, need, over_told, variable
 from .sweep import Cells, Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 EPS = float(np.finfo(np.float64).eps)
@@ -319,7 +320,7 @@ def _range(values: np.ndarray) -> str:
 
 # -- statements: the claim in its two halves, fresh and trained, and what controls it
 
-petroglyph = Source("[Liu-7], [Irie]", "petroglyph")
+petroglyph: Any = Source("[Liu-7], [Irie]", "petroglyph")
 control = replace(petroglyph, name="[Liu-7], [Irie], our control", kind="ours")
 CHANGE = "change of the last output by any permutation of the tokens before it is"
 BLIND = f"the largest {CHANGE} below {ROUNDING:g} eps in every model"

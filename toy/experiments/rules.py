@@ -17,7 +17,6 @@ import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -29,7 +28,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xarray as xr
 
-from probes.claims.claim import Claim, Kind, Population, Statement, Verdict
+from probes.claims.claim import Claim, Statement, Verdict
+from probes.claims.ledger import Source
 from probes.claims.rules import SURE, Test, above, every, told
 from probes.results.statistics import Interval, over_runs
 
@@ -64,77 +64,16 @@ Rule = Callable[[xr.Dataset], Judged]
 Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset], Judged | None] | None], str]
 
 
-class Stated(NamedTuple):
-    """A statement with its rule and the parameters that its decorator gave that."""
-
-    statement: Statement
-    function: Callable[..., Judged]
-    given: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Who says something, and what its statements have in common where they do not say otherwise.
-
-    A statement is a rule `rule(ds, **parameters) -> Judged` below a decorator; decorators may be stacked, and called in a
-    loop: `source("id", ...)(rule)`. `dataclasses.replace` makes the same source with other defaults.
-    """
-
-    name: str  # in brackets: "[Wu]"; a place in it that all statements share may follow
-    prefix: str  # of the ids
-    kind: Kind = "published"
-    rule: str = ""
-    published: str = "-"
-    suffix: str = ""  # of the ids
-    population: Population = "toys"
-    statements: list[Stated] = field(default_factory=list)
-
-    def __call__(
-        self,
-        name: str,
-        where: str,
-        claim: str,
-        *,
-        rule: str = "",
-        published: str = "",
-        kind: Kind | None = None,
-        **given: Any,
-    ) -> Callable[[Callable[..., Judged]], Callable[..., Judged]]:
-        """Decorate the rule that judges a statement.
-
-        Args:
-            name: the id behind the prefix; it never changes.
-            where: in the source.
-            claim: one sentence that can be read alone.
-            rule: what decides, in words, with its threshold.
-            published: the number.
-            kind: who asks for it.
-            given: parameters of the rule. `gated=False` is none: the rule reads toys that have not learnt their task, too.
-        """
-
-        def state(function: Callable[..., Judged]) -> Callable[..., Judged]:
-            statement = Statement(
-                id="-".join(filter(None, (self.prefix, name, self.suffix))),
-                source=f"{self.name} {where}".strip(),
-                claim=claim,
-                rule=rule or self.rule,
-                published=published or self.published,
-                kind=kind or self.kind,
-                population=self.population,
-            )
-            self.statements.append(Stated(statement, function, given))
-            return function
-
-        return state
-
-
 def judged(source: Source, ds: xr.Dataset, **how: Any) -> list[Claim]:
-    """Judge a result by the statements of a source; `how` as in `verdicts`."""
-    found = []
-    for statement, function, given in source.statements:
-        parameters = {name: value for name, value in given.items() if name != "gated"}
-        found.append((statement, partial(function, **parameters), given.get("gated", True)))
-    return verdicts(found, ds, **how)
+    """Judge a result by the statements of a source, whose rules give `Judged`; `how` as in `verdicts`.
+
+    A parameter `gated=False` is not for the rule: it reads toys that have not learnt their task, too.
+    """
+    rules = []
+    for stated in source.statements:
+        parameters = {name: value for name, value in stated.given.items() if name != "gated"}
+        rules.append((stated.statement, partial(stated.function, **parameters), stated.given.get("gated", True)))
+    return verdicts(rules, ds, **how)
 
 
 def judge(
