@@ -6,17 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.path import Path
-from matplotlib.text import Text
-from matplotlib.transforms import Affine2D
 
-from probes.figures import bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.figures import bos_figure, leakage_figure, sinks_figure
 from probes.measures.leakage import PARTS, SOURCES
 from probes.results.dataset import dataset
 
@@ -85,31 +80,6 @@ def with_roles(ds: xr.Dataset) -> xr.Dataset:
     return ds.assign(more).assign_coords(role=roles).assign_attrs(large_threshold=0.1, small_threshold=0.3)
 
 
-def trajectory_result(*, layers: int = LAYERS) -> xr.Dataset:
-    random, layers = np.random.default_rng(1), layers + 1
-    along, pairs = (2, layers), (2, layers)
-    cosine = random.uniform(0.2, 0.6, pairs)
-    return made(
-        {
-            "later_difference": (("first", "layer"), np.zeros(along)),
-            "norm_first": (("first", "layer"), random.uniform(1, 100, along)),
-            "norm_others": (("first", "layer"), random.uniform(1, 100, along)),
-            "top_ratio": (("first", "layer", "rank"), random.uniform(1, 2000, (*along, 5))),
-            "cosine": (("place", "layer"), cosine),
-            "cosine_low": (("place", "layer"), cosine - 0.1),
-            "cosine_high": (("place", "layer"), cosine + 0.1),
-            "cosine_with_bos": (("layer",), random.uniform(0, 0.2, layers)),
-        },
-        {
-            "first": ["bos", "text"],
-            "place": ["position 0", "position 1 behind BOS"],
-            "layer": range(layers),
-            "rank": range(5),
-        },
-        options={"starts": 64},
-    )
-
-
 def with_intervals(variables: dict[str, tuple[Any, np.ndarray]], width: float) -> dict[str, tuple[Any, ...]]:
     ends = {"": 0.0, "_low": -width, "_high": width}
     return {f"{name}{end}": (dims, x + by) for name, (dims, x) in variables.items() for end, by in ends.items()}
@@ -167,7 +137,6 @@ def several(*replacements: str | int, **sizes: int) -> xr.Dataset:
 
 DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
     (sinks_figure, sinks_result, "sinks"),
-    (trajectory_figure, trajectory_result, "trajectory"),
     (leakage_figure, leakage_result, "leakage"),
     (bos_figure, bos_result, "bos-swap"),
 ]
@@ -187,42 +156,6 @@ def drawn(axes: Axes, **look: str) -> list[np.ndarray]:
 def ends_of(lines: Any) -> np.ndarray:
     """Corners [line, end, x or y] of a collection of straight lines."""
     return np.array([path.vertices for path in lines.get_paths()], dtype=float)
-
-
-def faults(figure: Figure, within: float = 1.0) -> list[str]:
-    """What cannot be read: texts that leave the canvas, or cover each other, by more than `within` pixels.
-
-    Texts are those that matplotlib draws, which leaves out ticks beyond an axis's ends.
-    """
-    shown: list[Text] = []
-    with pytest.MonkeyPatch.context() as patch:
-        plain = Text.draw
-        patch.setattr(Text, "draw", lambda text, renderer: (shown.append(text), plain(text, renderer))[1])
-        FigureCanvasAgg(figure)
-        figure.draw_without_rendering()
-    shown = list(dict.fromkeys(text for text in shown if text.get_visible() and text.get_text().strip()))
-    boxes, (width, height) = [_outline(text, within) for text in shown], figure.bbox.size
-    found = []
-    for n, (text, box) in enumerate(zip(shown, boxes, strict=True)):
-        (left, low), (right, high) = box.vertices.min(0), box.vertices.max(0)
-        if left < 0 or low < 0 or right > width or high > height:
-            found.append(f"leaves the canvas: {text.get_text()!r}")
-        others = zip(shown[:n], boxes[:n], strict=True)
-        found += [
-            f"{text.get_text()!r} covers {one.get_text()!r}" for one, other in others if box.intersects_path(other)
-        ]
-    return found
-
-
-def _outline(text: Text, within: float) -> Path:
-    """The corners of a text's box, which may be turned, `within` pixels inside it."""
-    place, angle = text.get_window_extent(), text.get_rotation()
-    text.set_rotation(0)
-    flat = text.get_window_extent().padded(-within)
-    text.set_rotation(angle)
-    corners = Affine2D().rotate_deg(angle).transform(flat.corners()[[0, 1, 3, 2, 0]])
-    middle = (corners.min(0) + corners.max(0)) / 2
-    return Path(corners - middle + [(place.x0 + place.x1) / 2, (place.y0 + place.y1) / 2])
 
 
 def text_of(figure: Figure) -> str:

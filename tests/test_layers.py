@@ -11,6 +11,7 @@ LAYERS = (
     ("probes.run",),
     ("probes.models", "probes.results"),
     ("probes.data", "probes.theory"),
+    ("probes.charts",),
     ("probes.measures",),
     ("probes.figures", "probes.claims"),
     ("probes.studies", "toy"),

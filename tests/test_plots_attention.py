@@ -19,7 +19,6 @@ from drawn import (
     several,
     sinks_result,
     text_of,
-    trajectory_result,
     with_roles,
 )
 from matplotlib.axes import Axes
@@ -30,13 +29,12 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from probes.errors import InputError
-from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure, trajectory_figure
+from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure
 from probes.figures.bos import HIGHEST, PUBLISHED
 from probes.figures.draw import outliers
 from probes.figures.leakage import SHARES
 from probes.figures.palette import GREY, ORANGE, PARTS, SOURCES
 from probes.figures.sinks import GROUPS
-from probes.figures.steady import steady
 from probes.figures.style import LARGEST
 from probes.measures.leakage import BOUND, resolved
 from probes.results.dataset import load
@@ -49,7 +47,7 @@ def results_of(size: str) -> dict[Any, xr.Dataset]:
     """A result for each figure."""
     blocks, heads = SIZES[size]
     sizes = {"layers": blocks, "heads": heads}
-    made = (sinks_result(**sizes), trajectory_result(layers=blocks), leakage_result(layers=blocks), bos_result(**sizes))
+    made = (sinks_result(**sizes), leakage_result(layers=blocks), bos_result(**sizes))
     return dict(zip((draw for draw, *_ in DRAWN), made, strict=True))
 
 
@@ -192,50 +190,6 @@ def test_pictures_are_the_patterns_and_named():
         few = ds.isel(picture_query=slice(length), picture_key=slice(length))
         assert f"first {length} positions" in text_of(sinks_figure(few))
         assert f"first {min(length, 64)} positions" in text_of(sinks_figure({"one": few, "two": few}))
-
-
-def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
-    ds = steady(trajectory_result())
-    figure = trajectory_figure(ds)
-    norms = labelled(figure, r"norm $\|h\|_2$")
-    for first, color in (("bos", VERMILLION), ("text", BLUE)):
-        at = ds.sel(first=first)
-        np.testing.assert_allclose(drawn(norms, color=color, linestyle="-"), [at["norm_first"].values])
-        np.testing.assert_allclose(drawn(norms, color=color, linestyle="--"), [at["norm_others"].values])
-        top = drawn(labelled(figure, "largest $|h|$ at 0 / median"), color=color)
-        np.testing.assert_allclose(top, at["top_ratio"].values.T)
-    lines = drawn(labelled(figure, "largest $|h|$ at 0 / median"), color=GREY)
-    assert sorted(line[0] for line in lines) == [100, 1000]
-    cosine = labelled(figure, "cosine of pairs")
-    np.testing.assert_allclose(drawn(cosine, color=BLACK), [ds["cosine"].sel(place="position 0").values])
-    np.testing.assert_allclose(drawn(cosine, color=VERMILLION), [ds["cosine_with_bos"].values])
-    band = np.asarray(cosine.collections[1].get_paths()[0].vertices)[:, 1]
-    control = ds["cosine"].sel(place="position 1 behind BOS").values
-    assert band.max() == pytest.approx(control.max() + 0.1)
-    assert band.min() == pytest.approx(control.min() - 0.1)
-    assert "by other text behind it: 0;" in text_of(figure)
-
-
-def test_models_without_bos_have_no_control_and_low_values_are_not_cut_off():
-    ds = trajectory_result().isel(first=[1], place=[0])
-    ds["cosine_with_bos"] = ds["cosine_with_bos"] * np.nan
-    ds["norm_first"][:, 0], ds["norm_first"][:, -1] = 1e-3, 1e5
-    figure = trajectory_figure({"none": ds})
-    assert "text at position 0" in legends_of(figure)
-    assert not any("BOS" in text for text in legends_of(figure))
-    low, high = labelled(figure, r"norm $\|h\|_2$").get_ylim()
-    assert low < 1e-3 < 1e5 < high
-
-
-def test_curves_that_coincide_are_said_to():
-    ds = trajectory_result(layers=30)
-    assert "coincide" not in text_of(trajectory_figure(ds))
-    ds["norm_others"][1] = ds["norm_others"][0] * 1.001
-    figure = trajectory_figure(ds)
-    assert "*: curves that coincide" in text_of(figure)
-    assert {"BOS, elsewhere*", "text, elsewhere*", "BOS at position 0", "text at position 0"} <= legends_of(figure)
-    widths = {str(line.get_label()): line.get_linewidth() for line in labelled(figure, r"norm $\|h\|_2$").lines}
-    assert widths["BOS, elsewhere"] > widths["text, elsewhere"]  # the upper one leaves the lower one to be seen
 
 
 def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():

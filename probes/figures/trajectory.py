@@ -4,77 +4,94 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from .draw import Row, layer_axis, ruled, saved_grid
-from .palette import GREY
-from .series import cosine_curves, norm_curves, top_curves
-from .steady import steady
-from .style import either, facts, option, results_of
+from ..charts import (
+    BLUE,
+    DASHED,
+    DOTTED,
+    GREEN,
+    INK,
+    VERMILLION,
+    Panel,
+    Series,
+    block_axis,
+    curves,
+    level,
+    panels,
+    save,
+)
+from .style import results_of
 
 NEEDS = {
     "norm_first": ("first", "layer"),
     "norm_others": ("first", "layer"),
     "top_ratio": ("first", "layer", "rank"),
     "cosine": ("place", "layer"),
-    "later_difference": ("first", "layer"),
 }
-# Multiples of the median, by which [Sun] and its relatives for tiny models count.
-MASSIVE: dict[float, Any] = {100.0: ":", 1000.0: "-"}
+FIRSTS = {
+    "bos": ("BOS", VERMILLION),
+    "id": ("the prompts' one id", VERMILLION),
+    "text": ("text", BLUE),
+}  # at position 0
+PLACES = {"position 0": ("at position 0", INK), "position 1 behind BOS": ("at position 1, behind BOS", GREEN)}
+MASSIVE = 1000.0  # medians, [Sun]'s threshold
+CAPTION = (
+    "Dashed: the same at other positions, median. Cosines: each token alone at its position; bands hold 5 to 95 % of "
+    "pairs. The last stream is what the final norm reads."
+)
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """How the stream at position 0 grows, how soon different tokens become alike there, and which dimension carries it."""
+    rows = [
+        Panel("norm of the residual stream", _norms),
+        Panel("cosine of streams that started from different tokens", _cosines, share=True),
+        Panel("largest dimension at position 0, in medians of all", _largest),
+    ]
+    return panels(results, rows, CAPTION)
 
 
 def trajectory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
-    """How the stream at position 0 grows, which dimensions carry it, and how soon different tokens become alike there.
-
-    One column per model, all over blocks. From above: norms at position 0 and elsewhere; the five largest dimensions at
-    position 0 against the median magnitude; cosines of streams that started from different tokens, bands over the pairs.
-
-    Args:
-        results: results of `trajectory`, by the model's name; or one of them.
-        path: where to save; see `save_figure`.
+    """The chart of one result of `trajectory`, or of several by their model's name, saved if there is a path.
 
     Raises:
         InputError: no results, or one of another probe.
     """
-    results = {name: steady(ds) for name, ds in results_of(results, "trajectory", NEEDS).items()}
-    medians = [
-        Line2D([], [], color=GREY, linestyle=line, label=f"{times:,.0f} medians") for times, line in MASSIVE.items()
-    ]
-    rows = {
-        "norm": Row(r"norm $\|h\|_2$", 1.9, norm_curves, _layers, log=True, decades=None),
-        "top": Row("largest $|h|$ at 0 / median", 1.9, top_curves, _massive, log=True, decades=None, more=medians),
-        "cosine": Row("cosine of pairs", 1.9, cosine_curves, _cosines, "tokens alone"),
-    }
-    return saved_grid(results, rows, [*facts(results), *_explained(results)], side=1.75, path=path)
+    figure = chart(results_of(results, "trajectory", NEEDS))
+    if path is not None:
+        save(figure, path)
+    return figure
 
 
-def _layers(cell: Axes, ds: xr.Dataset) -> None:
-    layer_axis(cell, ds["layer"].values, "")
-    ruled(cell)
-
-
-def _massive(cell: Axes, ds: xr.Dataset) -> None:
-    for times, line in MASSIVE.items():
-        cell.axhline(times, color=GREY, linestyle=line, linewidth=0.9, zorder=1)
-    _layers(cell, ds)
+def _norms(cell: Axes, ds: xr.Dataset) -> None:
+    for first in map(str, ds["first"].values):
+        (name, color), at, x = FIRSTS[first], ds.sel(first=first), ds["layer"]
+        here = Series(f"at position 0: {name}", at["norm_first"], color, x=x)
+        there = Series(f"elsewhere, {name} at 0", at["norm_others"], color, x=x, line=DASHED)
+        curves(cell, [there, here], log=True, decades=None)
+    _streams(cell, ds)
 
 
 def _cosines(cell: Axes, ds: xr.Dataset) -> None:
-    _layers(cell, ds)
-    cell.set_xlabel("stream that block reads")
-    cell.set_ylim(top=1.03)
+    x = ds["layer"]
+    for place in map(str, ds["place"].values):
+        (name, color), at = PLACES[place], ds.sel(place=place)
+        curves(cell, [Series(name, at["cosine"], color, at["cosine_low"], at["cosine_high"], x=x)])
+    curves(cell, [Series("at position 0, with BOS's", ds["cosine_with_bos"], VERMILLION, x=x, line=DOTTED)])
+    _streams(cell, ds)
 
 
-def _explained(results: Mapping[str, xr.Dataset]) -> list[str]:
-    moved = max(float(ds["later_difference"].max()) for ds in results.values())
-    starts = either(option(ds, "starts") for ds in results.values())
-    return [
-        f"largest change at position 0 by other text behind it: {moved:g}",
-        f"{starts} tokens; band: 5 to 95 % of pairs",
-        "elsewhere: median; thin: the next four dimensions; the last stream is what the final norm reads",
-    ]
+def _largest(cell: Axes, ds: xr.Dataset) -> None:
+    for first in map(str, ds["first"].values):
+        (name, color), at = FIRSTS[first], ds.sel(first=first)
+        curves(cell, [Series(name, at["top_ratio"].isel(rank=0), color, x=ds["layer"])], log=True, decades=None)
+    level(cell, MASSIVE, "massive: 1,000 medians")
+    _streams(cell, ds)
+
+
+def _streams(cell: Axes, ds: xr.Dataset) -> None:
+    block_axis(cell, ds["layer"].values, "block that reads the stream")
