@@ -52,7 +52,7 @@ def _one(name: str, ds: xr.Dataset, rows: Sequence[Panel], caption: str) -> Figu
     alone = len(rows) % 2
     lines = [rows[:1]] * alone + [rows[n : n + 2] for n in range(alone, len(rows), 2)]
     heights = [max(panel.height for panel in line) for line in lines]
-    figure = blank((WIDTH if len(rows) > 1 else 0.75 * WIDTH, sum(heights) + 0.3), caption)
+    figure = blank((WIDTH, sum(heights) + 0.3), caption)
     grid = figure.add_gridspec(len(lines), 2, height_ratios=heights)
     for n, line in enumerate(lines):
         for column, panel in enumerate(line):

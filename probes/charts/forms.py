@@ -55,6 +55,7 @@ def curves(cell: Axes, series: Iterable[Series], *, log: bool = False, decades: 
         log: the vertical axis is logarithmic.
         decades: what a logarithmic axis spans at most; None for all.
     """
+    cell.autoscale(axis="y")  # where curves were drawn before
     for one in series:
         x, y = one.points()
         if log:
