@@ -1,10 +1,11 @@
-"""How fast toys train: many at once against one by one, against a plain torch loop, against the published program of [Wu].
+"""How fast toys train: many at once against one by one, a plain torch loop, and the published program of [Wu].
 
-`--program FOLDER` names a checkout of github.com/xinyiwu98/position-bias-in-attention, whose data set and model are imported
-from there and trained in its own loop; without it, ours alone are measured on its task. `--full` adds all depths and
-positional encodings. Rates are model-steps per second: a sweep of six models that takes a step in a second makes six. "End
-to end" includes drawing the data. With one thread on a CPU the clock is the process's CPU time, which other work on the
-machine hardly disturbs.
+    python benchmarks/toys.py [--program FOLDER]
+
+FOLDER is a checkout of github.com/xinyiwu98/position-bias-in-attention, whose data set and model are imported from there
+and trained in its own loop, at every depth and encoding of the paper; without it, ours alone are measured on its task. A
+sweep of six models that takes a step in a second makes six model-steps per second. The clock is this process's CPU time,
+which other work on the machine hardly disturbs.
 """
 
 from __future__ import annotations
@@ -14,239 +15,138 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from harness import Headline, Job, Row, Rows, Section, Settings, middle, ratios, spread, table
-from machine import synchronize
+from common import parser, ratio, section, spread, turns
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from toy import narrow
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
-from toy.train import Run, groups, train
+from toy.train import Run, train
 
-TITLE = "Toys"
-DEPTHS = (2, 4, 6)
-POSITIONS = ("none", "decay", "rope")
 GAMMA = 0.8  # of the decay mask, m = -ln 0.8
-SWEEP = 6  # models of a sweep in the comparison with [Wu]
-STEPS = 30  # of one of our measurements: one block of data
-THEIR_STEPS, SAME_BATCH_STEPS = 6, 8
-TINY = 50  # retrieval models of a sweep: ten targets, five seeds
-TINY_STEPS = 128  # two blocks of data
-SAID = {
-    "torch": "a torch.nn loop, one by one",
-    "program": "the published program, end to end",
-    "program, one batch": "the published program's step, one batch over and over",
-    "plain": "ours, without the narrow layout",
-    "one": "ours, one by one",
-}
-HEADLINES = {("retrieval, width 2", "torch"), ("retrieval, width 2", "one"), ("[Wu], 2 blocks", "program")}
+TEXT = (
+    "Model-steps per second of 50 retrieval models or 6 of [Wu]'s, by CPU time of one thread. Ours draw their data as they "
+    "go, as the published program does end to end; what runs over one batch draws none."
+)
 
 
-def jobs(settings: Settings) -> list[Job]:
-    """One job; the fuller grid is on the page as soon as one of its rows is there."""
-    points: dict[str, dict[str, Any]] = {f"retrieval, width {width}": {"width": width} for width in (2, 10)}
-    chosen = [(2, "none"), *([] if settings.quick else [(6, "none")])]
-    for depth, positional in product(DEPTHS, POSITIONS) if settings.full else chosen:
-        label = f"[Wu], {depth} blocks" + f", {positional}" * (positional != "none")
-        points[label] = {"depth": depth, "positional": positional}
-    return [Job("toys", "all", points)]
-
-
-class Clock:
-    """CPU time of this process at one thread on a CPU, the clock on the wall otherwise."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.cpu = device == "cpu" and torch.get_num_threads() == 1
-
-    def __call__(self) -> float:
-        synchronize(self.device)
-        return time.process_time() if self.cpu else time.perf_counter()
-
-    def rates(self, calls: Mapping[str, tuple[Callable[[], object], float]], rounds: int) -> dict[str, list[float]]:
-        """Units per second of every call in every round, after one round to warm up; a call comes with its units."""
-        found: dict[str, list[float]] = {name: [] for name in calls}
-        for at in range(rounds + 1):
-            for name, (call, units) in calls.items():
-                began = self()
-                call()
-                if at > 0:
-                    found[name].append(units / (self() - began))
-        return found
-
-
-def architecture(depth: int, positional: str) -> Architecture:
-    """[Wu]'s model without residuals, its program's default."""
-    options: dict[str, Any] = {"positional": positional, "decay": -math.log(GAMMA) if positional == "decay" else None}
-    shape: dict[str, Any] = {"blocks": depth, "width": 64, "length": 17, "vocabulary": None, "outputs": 32}
-    return Architecture(**shape, residual=False, output_projection=False, head="mlp", **options)
-
-
-class Program:
-    """The published program's parts, and its training loop."""
-
-    def __init__(self, folder: Path, device: str) -> None:
-        sys.path.insert(0, str(folder))
-        self.data, models = (importlib.import_module(name) for name in ("data", "models"))
-        del sys.path[0]
-        self.san, self.device = models.SAN, device
-        random.seed(0)
-        self.sizes = {"N": 8, "K": 2048, "D": 64, "B": 4, "eps": 0.75}
-        self.training = self.data.TrainDataset(**self.sizes)
-
-    def model(self, depth: int, positional: str) -> nn.Module:
-        torch.manual_seed(0)
-        decays = positional == "decay"
-        return self.san(
-            in_channels=64,
-            hidden_channels=64,
-            out_channels=32,
-            mask_type="decay" if decays else "causal",
-            gamma=GAMMA if decays else 1,
-            pe="rope" if positional == "rope" else None,
-            num_attn_layers=depth,
-            residual=False,
-        ).to(self.device)
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """As its loader gives them, endlessly, without its sampler's first permutation of 64 million indices."""
-        training = self.training
-
-        class Short(Dataset[Any]):
-            def __len__(self) -> int:
-                return 128 * 1000
-
-            def __getitem__(self, index: int) -> Any:
-                return training[index]
-
-        while True:
-            yield from DataLoader(Short(), batch_size=128, shuffle=True)
-
-    def calls(self, depth: int, positional: str) -> dict[str, tuple[Callable[[], object], float]]:
-        """Its loop end to end, and with one batch over and over; its evaluation every 100 steps is left out of both."""
-        model, criterion = self.model(depth, positional), nn.CrossEntropyLoss()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-6)
-        batches = self.batches()
-        batch = next(batches)
-
-        def step(inputs: Tensor, targets: Tensor) -> None:
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
-            optimizer.zero_grad()
-            criterion(model(inputs), targets).backward()
-            optimizer.step()
-
-        return {
-            "program": (lambda: [step(*next(batches)) for _ in range(THEIR_STEPS)], THEIR_STEPS),
-            "program, one batch": (lambda: [step(*batch) for _ in range(SAME_BATCH_STEPS)], SAME_BATCH_STEPS),
-        }
+Contender: TypeAlias = tuple[Callable[[], object], int]  # what is timed, and how many steps of a model it makes
 
 
 class Plain(nn.Module):
     """The retrieval model as one would write it with torch.nn."""
 
-    def __init__(self, width: int, layers: int = 2, vocabulary: int = 10, length: int = 10) -> None:
+    def __init__(self, width: int, layers: int = 2, vocabulary: int = 10) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(
             nn.ModuleDict({name: nn.Linear(width, width, bias=False) for name in "qkvo"}) for _ in range(layers)
         )
         self.unembedding = nn.Linear(width, vocabulary, bias=False)
-        self.later: Tensor
-        self.register_buffer("later", torch.ones(length, length, dtype=torch.bool).triu(1))
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids)
+        x, later = self.embedding(ids), torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
         for block in self.blocks:
             layers: Any = block
             q, k, v = (layers[name](x) for name in "qkv")
-            scores = (q @ k.mT / math.sqrt(x.shape[-1])).masked_fill(self.later, -math.inf)
+            scores = (q @ k.mT / math.sqrt(x.shape[-1])).masked_fill(later, -math.inf)
             x = x + layers["o"](scores.softmax(-1) @ v)
         return self.unembedding(x[:, -1])
 
 
-def plainly(width: int, device: str) -> Callable[[], object]:
-    """A loop over steps of one such model with torch's Adam."""
+def plain_loop(width: int, steps: int) -> Contender:
+    """Steps of one such model with torch's Adam."""
     torch.manual_seed(0)
-    model = Plain(width).to(device)
+    model = Plain(width)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
     def loop() -> None:
-        for _ in range(TINY_STEPS):
-            ids = torch.randint(10, (128, 10), device=device)
+        for _ in range(steps):
+            ids = torch.randint(10, (128, 10))
             loss = functional.cross_entropy(model(ids), ids[:, 4])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
-    return loop
+    return loop, steps
 
 
-def in_plain_layout(runs: list[Run], device: str) -> None:
-    """Train by the pass that all models can take (`toy.model`)."""
-    widest, narrow.WIDEST = narrow.WIDEST, 0
-    try:
-        train(runs, TINY_STEPS, device=device)
-    finally:
-        narrow.WIDEST = widest
+def published(folder: str, depth: int, positional: str, steps: int) -> dict[str, Contender]:
+    """[Wu]'s program end to end, and with one batch over and over; its evaluation every 100 steps is left out of both."""
+    sys.path.insert(0, folder)
+    data, models = (importlib.import_module(name) for name in ("data", "models"))
+    del sys.path[0]
+    random.seed(0)
+    torch.manual_seed(0)
+    training = data.TrainDataset(N=8, K=2048, D=64, B=4, eps=0.75)
+    mask = {"mask_type": "decay", "gamma": GAMMA} if positional == "decay" else {"mask_type": "causal", "gamma": 1}
+    shape = {"in_channels": 64, "hidden_channels": 64, "out_channels": 32, "num_attn_layers": depth, "residual": False}
+    model: Any = models.SAN(**shape, **mask, pe="rope" if positional == "rope" else None)
+    criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-6)
+
+    def step(inputs: Tensor, targets: Tensor) -> None:
+        optimizer.zero_grad()
+        criterion(model(inputs), targets).backward()
+        optimizer.step()
+
+    # A sampler of ours spares its own one's first permutation of 64 million indices.
+    batches = iter(DataLoader(training, batch_size=128, sampler=range(128 * 1000)))
+    batch = next(batches)
+    return {
+        "the published program, end to end": (lambda: [step(*next(batches)) for _ in range(steps)], steps),
+        "the published program, one batch": (lambda: [step(*batch) for _ in range(steps)], steps),
+    }
 
 
-def measure(job: Job, settings: Settings) -> Iterator[tuple[str, Row]]:
-    """Rows with the model-steps per second of every contender and round."""
-    device = settings.device
-    torch.set_num_threads(1)  # the clock is then the process's own CPU time, which others on the machine do not add to
-    clock = Clock(device)
-    program = None if settings.program is None else Program(Path(settings.program), device)
-    for label, point in job.points.items():
-        if "width" in point:
-            shape = Architecture(blocks=2, width=point["width"])
-            runs = [Run(shape, Copying(target=k), seed) for seed in range(5) for k in range(10)]
-            steps, others = TINY_STEPS, {"torch": (plainly(point["width"], device), float(TINY_STEPS))}
-            others["plain"] = (lambda runs=runs: in_plain_layout(runs, device), float(TINY_STEPS * len(runs)))
-        else:
-            shape = architecture(**point)
-            runs = [Run(shape, InContext(), seed, 1e-3, 1e-6) for seed in range(SWEEP)]
-            steps, others = STEPS, {} if program is None else program.calls(**point)
-        calls = {
-            **others,
-            "one": (lambda runs=runs, steps=steps: train(runs[:1], steps, device=device), float(steps)),
-            "all": (lambda runs=runs, steps=steps: train(runs, steps, device=device), float(steps * len(runs))),
+def ours(runs: list[Run], steps: int) -> dict[str, Contender]:
+    """All runs at once, and the first of them alone."""
+    alone = (lambda: train(runs[:1], steps), steps)
+    return {"ours": (lambda: train(runs, steps), steps * len(runs)), "ours, one by one": alone}
+
+
+def rows(label: str, contenders: dict[str, Contender], rounds: int) -> list[list[str]]:
+    """The rates of each, and how many times faster ours are."""
+    calls = {name: call for name, (call, _) in contenders.items()}
+    turns(calls, 1)  # warms up
+    seconds = turns(calls, rounds, time.process_time)
+    rates = {name: [contenders[name][1] / each for each in times] for name, times in seconds.items()}
+    best = rates.pop("ours")
+    return [[label, name, spread(rate), spread(best), ratio(best, rate)] for name, rate in rates.items()]
+
+
+def main() -> None:
+    """Print the section."""
+    options = parser(__doc__)
+    options.add_argument("--program", help="a checkout of the published program")
+    given = options.parse_args()
+    steps, rounds = (16, 1) if given.quick else (128, 5)
+    body = []
+    for width in (2, 10):
+        runs = [
+            Run(Architecture(blocks=2, width=width), Copying(target=k), seed) for seed in range(5) for k in range(10)
+        ]
+        contenders = {"a torch.nn loop, one by one": plain_loop(width, steps), **ours(runs, steps)}
+        body += rows(f"retrieval, width {width}", contenders, rounds)
+    steps = 4 if given.quick else 30
+    for depth, positional in product((2, 4, 6), ("none", "decay", "rope")) if given.program else [(2, "none")]:
+        encoding: dict[str, Any] = {
+            "positional": positional,
+            "decay": -math.log(GAMMA) if positional == "decay" else None,
         }
-        rates = clock.rates(calls, 2 if settings.quick else 5)
-        yield label, {"rates": rates, "models": len(runs), "groups": len(groups(runs, device)), "cpu": clock.cpu}
+        sizes: dict[str, Any] = {"blocks": depth, "width": 64, "length": 17, "vocabulary": None, "outputs": 32}
+        shape = Architecture(**sizes, **encoding, residual=False, output_projection=False, head="mlp")
+        contenders = ours([Run(shape, InContext(), seed, 1e-3, 1e-6) for seed in range(6)], steps)
+        if given.program:
+            contenders |= published(given.program, depth, positional, steps=6)
+        body += rows(f"[Wu], {depth} blocks, encoding {positional}", contenders, rounds)
+    print(section("Toys", TEXT, ["models", "against", "its rate", "ours, all at once", "ours / its"], body))
 
 
-def section(rows: Rows, settings: Settings) -> Section:
-    (job,) = jobs(replace(settings, full=True))  # what was measured with --full stays on the page
-    found = rows.of(job)
-    body, headlines = [], []
-    for label, row in found.items():
-        for name, each in row["rates"].items():
-            if name not in SAID:
-                continue
-            ours, gain = row["rates"]["all"], ratios(row["rates"]["all"], each)
-            body.append([label, SAID[name], spread(each), spread(ours), spread(gain)])
-            if (label, name) in HEADLINES:
-                what = f"toys, {label}: {row['models']} trained at once, against {SAID[name]}"
-                said = (f"{middle(x):,.{0 if middle(x) >= 20 else 1}f} model-steps/s" for x in (ours, each))
-                headlines.append(Headline(what, *said, spread(gain)))
-    cpu = any(row["cpu"] for row in found.values())
-    lines = [
-        f"Model-steps per second of {TINY} retrieval models or {SWEEP} of [Wu]'s: a sweep of six that takes a step a "
-        "second makes six. Ratios are those of rounds, median (quartiles). "
-        f"Clock: {'CPU time of one thread' if cpu else 'wall'}. "
-        "Ours draw their data as they go, as the published program does end to end; what runs over one batch draws none.",
-        "",
-        *table(["models", "against", "its rate", "ours, all at once", "ours / its"], body),
-    ]
-    if found and not any("program" in row["rates"] for row in found.values()):
-        lines += ["", "The published program was not there: `--program FOLDER` gives a checkout of it."]
-    return Section(headlines, lines)
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
-"""The scripts in tools/: every step of `make llm` is a command that exists; noise, sizes and mutants are what they say."""
+"""The scripts in tools/: steps of `make llm` are commands that exist; sizes, mutants and slim results are what they say."""
 
 import ast
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -10,16 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
-from transformers import AutoModelForCausalLM
+from coverage import CoverageData
 from typer.main import get_command
 
-import probes
 from probes.cli.main import app
 from probes.errors import InputError
-from probes.models.load import CHECKPOINTS
-from probes.models.packed import unpacked
 from probes.results import dataset as results
 from probes.results.folder import collect
 
@@ -27,16 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools"
 
 
-@pytest.fixture(autouse=True)
-def _on_the_path(monkeypatch):
-    """Scripts import each other by their bare names, as those of one folder do."""
+def tool(name: str, monkeypatch):
+    """A script's module; scripts import each other by their bare names, as those of one folder do."""
     monkeypatch.syspath_prepend(str(TOOLS))
-    yield
-    for name in ("size", "slim"):
-        sys.modules.pop(name, None)
-
-
-def tool(name: str):
+    monkeypatch.delitem(sys.modules, "slim", raising=False)
     spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -45,99 +35,32 @@ def tool(name: str):
     return module
 
 
-def test_steps_are_commands_with_results_of_their_own():
-    steps = tool("llm").STEPS
-    assert len({step.name for step in steps}) == len({step.result for step in steps}) == len(steps)
+def test_steps_are_commands_with_results_of_their_own(monkeypatch):
+    steps = tool("llm", monkeypatch).STEPS
+    assert len({step.result for step in steps}) == len(steps) > 40
     commands = get_command(app).commands  # type: ignore[attr-defined]
     for step in steps:
-        if step.kind == "paths":
-            assert (TOOLS.parent / step.arguments[0]).is_file()
-            continue
-        _, _, command, *arguments = step.arguments
+        command, *arguments = step.words
         commands[command].make_context(command, arguments)  # raises for an option or a value that does not exist
 
 
-def test_noise_is_uniform_within_half_a_step_and_what_is_not_quantized_stays():
-    noisy, random = tool("noise").noisy, np.random.default_rng(0)
-    weights = random.normal(size=(64, 256)).astype(np.float32)
-    for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0):
-        data = quantize(weights, kind)
-        values = dequantize(data, kind).reshape(-1, 32)
-        step = np.array([np.diff(np.unique(block)).min() for block in values])[:, None]
-        moved = (noisy(data, kind, random).reshape(-1, 32) - values) / step
-        assert 0.48 < np.abs(moved).max() < 0.51  # values are multiples of the step, up to float16
-        assert abs(moved.std() - 12**-0.5) < 0.005
-    np.testing.assert_array_equal(noisy(weights, GGMLQuantizationType.F32, random), weights)
-
-
-def test_sigmoid_attention_looks_back_with_weights_of_each_key_alone():
-    sigmoid, random = tool("sigmoid"), torch.Generator().manual_seed(0)
-    query = torch.randn(2, 4, 5, 3, generator=random, dtype=torch.float64)
-    key, value = torch.randn(2, 2, 2, 5, 3, generator=random, dtype=torch.float64)
-    output, weights = sigmoid.sigmoid_attention(None, query, key, value, None, scaling=0.5)
-    for head in range(4):
-        for i in range(5):
-            logits = key[1, head // 2, : i + 1] @ query[1, head, i] / 2
-            expected = 1 / (1 + 128 * torch.exp(-logits))  # e^-b is the length of training
-            torch.testing.assert_close(weights[1, head, i, : i + 1], expected)
-            torch.testing.assert_close(output[1, i, head], expected @ value[1, head // 2, : i + 1])
-    assert not weights.triu(1).any()
-
-
-def test_both_attentions_are_measured_as_probes_measure():
-    sigmoid = tool("sigmoid")
-    view = probes.load("tiny-llama")
-    with unpacked(CHECKPOINTS / "tiny-llama", "tiny-llama", None, lasting=False) as folder:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    tokens = torch.randint(view.spec.vocabulary, (16, 128), generator=torch.Generator().manual_seed(0))
-    exact = probes.jacobian(view, tokens[:1, :32])["elasticity"].values[0]
-    np.testing.assert_allclose(sigmoid.elasticity(model, tokens[0, :32]), exact, rtol=1e-3)
-    gains = sigmoid.gains(model, tokens)
-    assert (gains[:-1] > 0.1).all()  # a trained model copies
-    np.testing.assert_allclose(
-        sigmoid.gains(model, tokens[:1].expand(4, -1)), 0, atol=1e-12
-    )  # all passages are the same
-
-
-def test_a_folder_without_runs_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["runs", str(tmp_path), "a", "b", "--out", str(tmp_path / "table.md")])
-    with pytest.raises(SystemExit, match=r"has no results named KIND/KIND-a-seedN.nc"):
-        tool("runs").main()
-    assert not list(tmp_path.iterdir())
-
-
-TREE = {
-    "probes/__init__.py": "from .report.page import page\n",  # the table of contents does not count
-    "probes/errors.py": "class Error(ValueError):\n    pass\n",
-    "probes/run/__init__.py": "",
-    "probes/run/files.py": "import json\nfrom ..errors import Error\n",
-    "probes/report/__init__.py": "",
-    "probes/report/page.py": "def page():\n    from ..run import files\n\n    return files\n",
-    "probes/report/page.css": "a {\n}\n",
-    "probes/checkpoints/tiny/config.json": "{}\n",
-    "toy/__init__.py": "",
-    "toy/one.py": "from typing import TYPE_CHECKING\nfrom probes import errors\nfrom .two import b\na = 1\n",
-    "toy/two.py": "def b():\n    from .one import a\n    return a\n",
-    "toy/three.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .four import d\nc = 1\n",
-    "toy/four.py": "from .three import c\nd = c\n",
-    "tests/test_all.py": "x = 1\n" * 451,
-}
-
-
-def test_size_counts_a_tree(tmp_path):
-    size = tool("size")
-    for name, text in TREE.items():
+def test_size_counts_a_tree(tmp_path, monkeypatch):
+    for name, text in {
+        "probes/__init__.py": "from .report.page import page\n",
+        "probes/report/page.py": "def page():\n    from ..run import files\n\n    return files\n",
+        "probes/report/page.css": "a {\n}\n",
+        "probes/checkpoints/tiny/config.toml": "a = 1\n",
+        "toy/one.py": "a = 1; b = 2\n",
+        "tests/test_all.py": "x = 1\n" * 451,
+    }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert size.counted(size.files(tmp_path, "probes")) == (11, 8)
-    graph = size.imports(tmp_path)
-    assert graph["probes.report.page"] == {"probes.run.files"}
-    assert [group for group in size.components(graph) if len(group) > 1] == [["toy.one", "toy.two"]]
-    assert size.floors(size.rooms(graph)) == 3  # errors, run, report; toy stands beside run
-    assert size.floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == 2
-    said = "\n".join(size.report(tmp_path))
-    assert "1 files over 450 lines\n    451  tests/test_all.py" in said
-    assert "4 rooms on 3 floors\n1 circles\n  toy.one, toy.two" in said
+    size = tool("size", monkeypatch)
+    words = [line.split() for line in size.report(tmp_path)]
+    assert ["probes", "7", "4"] in words
+    assert ["probes/report", "6", "3"] in words
+    assert ["all", "but", "tests", "8", "6"] in words
+    assert ["451", "tests/test_all.py"] in words
     assert size.milliseconds(tmp_path, ["-c", "pass"]) > 0
 
 
@@ -150,8 +73,8 @@ def area(width: float, height: float = 2, *, flat: bool = False) -> float:
 """
 
 
-def test_mutants_of_a_function_are_all_there_apply_and_are_found_after_a_move():
-    mutants = tool("mutants")
+def test_mutants_of_a_function_are_all_there_apply_and_are_found_after_a_move(monkeypatch):
+    mutants = tool("mutants", monkeypatch)
     found = list(mutants.mutants(ast.parse(FAULTY), "probes.one"))
     assert {(mutant.kind, mutant.before, mutant.after) for mutant in found} == {
         ("default", "height=2", "height=3"),
@@ -177,10 +100,32 @@ def test_mutants_of_a_function_are_all_there_apply_and_are_found_after_a_move():
     assert len({mutant.kind for mutant in mutants.drawn(found, 6, seed=0)}) == 6
 
 
-def test_test_files_come_in_the_order_of_their_distance():
-    reach = tool("mutants").reaching(TOOLS.parent)
-    assert reach["probes.measures.sinks"][0] == "tests/test_sinks.py"
-    assert reach["toy.train"].index("tests/test_toy_train.py") < reach["toy.train"].index("tests/test_tools.py")
+CHECKOUT = {
+    "probes/one.py": "def twice(x) -> float:\n    return abs(x)\n\n\ndef unseen(x) -> float:\n    return abs(x)\n",
+    "tests/test_one.py": "from probes.one import twice, unseen\ndef test_one():\n    assert twice(3) == 3\n    unseen(1)\n",
+    "tests/test_broken.py": "def test_broken():\n    raise AssertionError\n",
+}
+
+
+@pytest.mark.slow
+def test_mutants_are_killed_by_tests_that_pass_without_them_and_a_stopped_run_resumes(tmp_path, monkeypatch):
+    mutants, root, out = tool("mutants", monkeypatch), tmp_path / "checkout", tmp_path / "out.jsonl"
+    for name, text in CHECKOUT.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    subprocess.run("git init -q && git add .", shell=True, cwd=root, check=True)
+    monkeypatch.setattr(mutants, "ROOT", root)
+    contexts = CoverageData(str(tmp_path / ".coverage"))
+    for test in ("tests/test_broken.py::test_broken|run", "tests/test_one.py::test_one|run", "tests/gone.py::test|run"):
+        contexts.set_context(test)
+        contexts.add_lines({str(root / "probes/one.py"): [2, 6]})
+    wanted = [mutants.Mutant(*mutant[:5]) for mutant in mutants.every(root)]
+    assert [mutant.definition for mutant in wanted] == ["twice", "unseen"]
+    assert mutants.run(wanted[:1], out, contexts) == {"killed": 1}
+    assert mutants.run(wanted, out, contexts) == {"killed": 1, "survived": 1}
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [line["mutant"] for line in lines] == [[*mutant[:5]] for mutant in wanted]  # none twice
+    assert lines[0]["by"] == "tests/test_one.py::test_one"
 
 
 def tracked() -> list[str]:
@@ -189,10 +134,10 @@ def tracked() -> list[str]:
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
-def test_a_checkout_is_small_and_holds_the_pictures_that_its_pages_name():
+def test_a_checkout_is_small_and_holds_the_pictures_that_its_pages_name(monkeypatch):
     names = tracked()
     assert sum((ROOT / name).stat().st_size for name in names) < 25 * 2**20
-    assert sum(tool("size").tracked(ROOT).values()) == sum((ROOT / name).stat().st_size for name in names)
+    assert sum(tool("size", monkeypatch).tracked(ROOT).values()) == sum((ROOT / name).stat().st_size for name in names)
     pictures = {name for name in names if name.startswith("reports/") and name.endswith((".png", ".svg", ".gif"))}
     named = set()
     for page in (name for name in names if name.endswith((".md", ".ipynb")) and name != "CHANGELOG.md"):
@@ -204,8 +149,11 @@ def test_a_checkout_is_small_and_holds_the_pictures_that_its_pages_name():
     assert all((ROOT / name).is_file() for name in named)
 
 
-def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_lacks(tmp_path):
-    slim, values = tool("slim"), np.array([1 / 3, -1e-7, 0, np.nan, np.inf, *np.geomspace(1e-9, 123456.789, 95)])
+def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_lacks(tmp_path, monkeypatch):
+    slim, values = (
+        tool("slim", monkeypatch),
+        np.array([1 / 3, -1e-7, 0, np.nan, np.inf, *np.geomspace(1e-9, 123456.789, 95)]),
+    )
     variables = {
         "attends": (("layer",), values),
         "over_tau": (("layer",), values),

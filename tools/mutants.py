@@ -1,16 +1,16 @@
 """Do the tests fail where the code is wrong? Small faults are put into it, one at a time, and tests run until one fails.
 
     python tools/mutants.py --draw mutants.jsonl --count 100 --seed 0
-    python tools/mutants.py --run mutants.jsonl --out outcomes.jsonl [--first 3] [--limit 900] [--contexts .coverage]
+    pytest --cov --cov-context=test      # which tests reach which lines, into .coverage
+    python tools/mutants.py --run mutants.jsonl --out outcomes.jsonl [--contexts .coverage]
 
 A mutant flips a comparison, swaps + and - or * and /, moves a number by one, swaps `and` and `or`, drops a `not`, turns the
 sign of a returned value, or changes an argument's default; as many of each kind are drawn. Annotations, docstrings, messages
 (`raise`, f-strings), `__init__` files and what only type checkers read stay as they are. A mutant is kept as module,
 definition, statement and changed statement, so that it is found again after code has moved.
 
-Mutants run in copies of the checkout, two at a time. The test files nearest to the mutant's file by imports come first.
-With coverage data (`pytest --cov --cov-context=test` leaves `.coverage`), the tests that reach the mutant's lines, or else
-its function, run instead, those of the nearest file first. A test that fails without the mutant, too, does not count. A
+Each mutant runs in a copy of the tracked files, two at a time. The tests that reach its lines run, or else those that reach
+its function; a file that bears the module's name goes first. A test that fails without the mutant, too, does not count. A
 stopped run resumes.
 """
 
@@ -22,23 +22,21 @@ import copy
 import json
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any, NamedTuple
 
 from coverage import CoverageData
-from size import imports, named
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = 2
+LIMIT = 900.0  # seconds for one mutant
 PYTEST = ["-m", "pytest", "-xq", "-n", "0", "-p", "no:randomly", "-p", "no:cacheprovider", "-m", "not slow"]
 COMPARED = {"Lt": ast.LtE, "LtE": ast.Lt, "Gt": ast.GtE, "GtE": ast.Gt, "Eq": ast.NotEq, "NotEq": ast.Eq}
 COMPARED |= {"Is": ast.IsNot, "IsNot": ast.Is, "In": ast.NotIn, "NotIn": ast.In}
@@ -80,10 +78,9 @@ def changed(node: ast.AST, signed: bool) -> tuple[str, ast.expr, ast.expr] | Non
 
 def defaults(node: ast.FunctionDef) -> Iterator[tuple[str, ast.Constant]]:
     """Names and values of the arguments whose default is a number or a flag."""
-    every = [*node.args.posonlyargs, *node.args.args]
-    given = every[len(every) - len(node.args.defaults) :]
-    values = [*node.args.defaults, *node.args.kw_defaults]
-    for argument, value in zip([*given, *node.args.kwonlyargs], values, strict=True):
+    positional = [*node.args.posonlyargs, *node.args.args]
+    with_default = positional[len(positional) - len(node.args.defaults) :]
+    for argument, value in (*zip(with_default, node.args.defaults), *zip(node.args.kwonlyargs, node.args.kw_defaults)):  # noqa: B905
         if isinstance(value, ast.Constant) and type(value.value) in (bool, int, float):
             yield argument.arg, value
 
@@ -169,36 +166,7 @@ def applied(mutant: Mutant, source: bytes) -> bytes:
     return b"".join([*before, mutant.text.encode(), *behind])
 
 
-def reaching(root: Path) -> dict[str, list[str]]:
-    """By module, the test files that import it, the nearest by imports first, of these the one that bears its name."""
-    contents = ast.parse((root / "probes" / "__init__.py").read_bytes())
-    nodes = [node for node in ast.walk(contents) if isinstance(node, ast.ImportFrom) and node.level]
-    public = {one.asname or one.name: f"probes.{node.module}" for node in nodes for one in node.names}
-    graph, near = imports(root), {}
-    for file in sorted((root / "tests").glob("*.py")):  # `probes.NAME` in them imports the module that has it
-        used = re.findall(r"\bprobes\.(\w+)", text := file.read_text(encoding="utf-8"))
-        graph[file.stem] = named(ast.parse(text), file.stem, False) | {public[name] for name in used if name in public}
-    for test in (name for name in graph if name.startswith("test_")):
-        distances, ring = {test: 0}, {test}
-        while ring := {name for one in ring for name in graph[one] if name in graph and name not in distances}:
-            distances |= dict.fromkeys(ring, max(distances.values()) + 1)
-        for module, distance in distances.items():
-            strange = module.rpartition(".")[2] not in test
-            near.setdefault(module, []).append((distance, strange, f"tests/{test}.py"))
-    return {module: [test for _, _, test in sorted(tests)] for module, tests in near.items()}
-
-
-def copied(folder: Path) -> Path:
-    """A copy of what git tracks; reports, which nothing writes, are a link."""
-    for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
-        if (ROOT / name).is_file() and not name.startswith("reports/"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    (folder / "reports").symlink_to(ROOT / "reports")
-    return folder
-
-
-def fallen(folder: Path, tests: list[str], seconds: float) -> str:
+def fallen(folder: str, tests: list[str], seconds: float) -> str:
     """The first test that fails; "" if none does, "time" if none did in time."""
     command = ["env", f"PYTHONPATH={folder}", "PYTHONDONTWRITEBYTECODE=1", sys.executable, *PYTEST, *tests]
     try:
@@ -206,113 +174,87 @@ def fallen(folder: Path, tests: list[str], seconds: float) -> str:
     except subprocess.TimeoutExpired:
         return "time"
     test = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
-    return (
-        test[1] if test else "" if run.returncode in (0, 5) else "pytest"
-    )  # 5: no tests; a fault may break pytest itself
+    # 5: no tests were run; a fault may break pytest itself.
+    return test[1] if test else "" if run.returncode in (0, 5) else "pytest"
 
 
-def judged(mutant: Mutant, folder: Path, groups: list[list[str]], limit: float) -> dict[str, Any]:
-    """Run test files, or single tests, until one fails that passes without the mutant."""
-    file = folder / f"{mutant.module.replace('.', '/')}.py"
-    source, until, broken = file.read_bytes(), time.monotonic() + limit, []
-    for tests in groups:
-        while True:
+def judged(mutant: Mutant, tests: list[str]) -> dict[str, Any]:
+    """Run tests until one fails that passes without the mutant."""
+    until, left = time.monotonic() + LIMIT, list(tests)
+    with tempfile.TemporaryDirectory() as folder:
+        copy_files = f"git ls-files -z | tar -c --null -T - --ignore-failed-read | tar -x -C {folder}"
+        subprocess.run(copy_files, shell=True, cwd=ROOT, check=True, stderr=subprocess.DEVNULL)
+        file = Path(folder, f"{mutant.module.replace('.', '/')}.py")
+        source = file.read_bytes()
+        while left:
             file.write_bytes(applied(mutant, source))
-            by = fallen(folder, [*tests, *(f"--deselect={name}" for name in broken)], until - time.monotonic())
+            by = fallen(folder, left, until - time.monotonic())
             file.write_bytes(source)
             if by == "time":
-                return {"outcome": "time", "by": tests[0]}
-            if by and by not in broken and not fallen(folder, tests if by == "pytest" else [by], limit):
+                return {"outcome": "time", "by": f"{len(left)} tests"}
+            if by and not fallen(folder, left if by == "pytest" else [by], LIMIT):
                 return {"outcome": "killed", "by": by}
-            if not by or by in broken:  # in spite of being left out: the file itself cannot be read
+            if by not in left:  # none failed, or what failed cannot be left out
                 break
-            broken.append(by)
-    return {"outcome": "survived", "by": f"{sum(map(len, groups))} tests or files of tests"}
+            left.remove(by)
+    return {"outcome": "survived", "by": f"{len(tests)} tests"}
 
 
-def tests_of(mutant: Mutant, contexts: CoverageData) -> set[str]:
+def tests_of(mutant: Mutant, contexts: CoverageData) -> list[str]:
     """The tests that reach the mutant's lines; none of them is a line that runs alone on import: then its function's."""
     file = f"{mutant.module.replace('.', '/')}.py"
-    reached = contexts.contexts_by_lineno(file)
-    spans = [(mutant.span[0], mutant.span[2])]
-    functions = (node for node in ast.walk(ast.parse((ROOT / file).read_bytes())) if isinstance(node, ast.FunctionDef))
-    spans += [
-        (one.lineno, one.end_lineno or 0) for one in functions if one.lineno <= spans[0][0] <= (one.end_lineno or 0)
-    ]
-    for first, last in (spans[0], spans[-1]):
-        if found := {name for line in range(first, last + 1) for name in reached.get(line, []) if name}:
-            found = {name.split("|")[0] for name in found}
-            return {name for name in found if (ROOT / name.split("::")[0]).is_file()}  # some may have moved since
-    return set()
+    reached = contexts.contexts_by_lineno(str(ROOT / file)) or contexts.contexts_by_lineno(file)
+    functions = [node for node in ast.walk(ast.parse((ROOT / file).read_bytes())) if isinstance(node, ast.FunctionDef)]
+    spans = [(mutant.span[0], mutant.span[2]), *((node.lineno, node.end_lineno or 0) for node in functions)]
+    around = [(first, last) for first, last in spans if first <= mutant.span[0] <= last]
+    for first, last in (around[0], around[-1]):
+        tests = {name.split("|")[0] for line in range(first, last + 1) for name in reached.get(line, []) if name}
+        # Some may have moved since.
+        if tests := {test for test in tests if (ROOT / test.split("::")[0]).is_file()}:
+            bears = mutant.module.rpartition(".")[2]
+            return sorted(tests, key=lambda test: (bears not in test.split("::")[0], test))
+    return []
 
 
-def nearest_first(tests: list[str], files: list[str]) -> list[list[str]]:
-    """Single tests in two groups, those of the nearest file first; every file by itself where there are no single tests."""
-    if not tests:
-        return [[file] for file in files]
-    first = min(
-        {test.split("::")[0] for test in tests}, key=lambda file: files.index(file) if file in files else len(files)
-    )
-    groups = [[test for test in tests if (test.split("::")[0] == first) == near] for near in (True, False)]
-    return [group for group in groups if group]
-
-
-def run(wanted: list[Mutant], out: Path, limit: float, contexts: CoverageData | None) -> dict[Mutant, dict[str, Any]]:
-    """The outcome of each mutant; those in the file `out` are taken from there."""
+def run(wanted: list[Mutant], out: Path, contexts: CoverageData) -> Counter[str]:
+    """Outcomes, counted; those of mutants in the file `out` are taken from there."""
     kept = map(json.loads, out.read_text(encoding="utf-8").splitlines() if out.exists() else [])
-    outcomes = {Mutant(*one.pop("mutant")): one for one in kept}
-    found, reach = every(ROOT), reaching(ROOT)
-    free: Queue[Path] = Queue()
+    outcomes = {Mutant(*outcome["mutant"]): outcome for outcome in kept}
+    there, left = every(ROOT), [mutant for mutant in wanted if mutant not in outcomes]
 
-    def judge(mutant: Mutant) -> tuple[Mutant, dict[str, Any]]:
-        if (here := located(mutant, found)) is None:
-            return mutant, {"outcome": "lost"}
-        tests = sorted(tests_of(here, contexts)) if contexts else []
-        folder = free.get()
-        try:
-            return mutant, judged(here, folder, nearest_first(tests, reach.get(here.module, [])), limit)
-        finally:
-            free.put(folder)
+    def judge(mutant: Mutant) -> dict[str, Any]:
+        here = located(mutant, there)
+        return {"outcome": "lost"} if here is None else judged(here, tests_of(here, contexts))
 
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(WORKERS) as pool:
-        for n in range(WORKERS):
-            free.put(copied(Path(scratch, str(n))))
-        left = [pool.submit(judge, mutant) for mutant in wanted if mutant not in outcomes]
-        for mutant, outcome in (future.result() for future in as_completed(left)):
+    with ThreadPoolExecutor(WORKERS) as pool, out.open("a", encoding="utf-8") as file:
+        for mutant, outcome in zip(left, pool.map(judge, left), strict=True):
             outcomes[mutant] = outcome
-            with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"mutant": mutant[:5], **outcome}) + "\n")
-            print(f"{outcome['outcome']}: {mutant.module}, {mutant.definition} ({outcome.get('by')})", flush=True)
-    return {mutant: outcomes[mutant] for mutant in wanted}
+            file.write(json.dumps({"mutant": mutant[:5], **outcome}) + "\n")
+            file.flush()
+            print(f"{outcome['outcome']} ({mutant.kind}): {mutant.module}, {mutant.definition} ({outcome.get('by')})")
+            if outcome["outcome"] != "killed":
+                print(f"- {mutant.before}\n+ {mutant.after}", flush=True)
+    return Counter(outcomes[mutant]["outcome"] for mutant in wanted)
 
 
 def main() -> None:
     """Draw, or run and print what was not killed."""
-    given = argparse.ArgumentParser(description="Small faults, and whether tests find them.")
-    option = given.add_argument
-    option("--draw", type=Path, help="file for mutants, a JSON line each")
-    option("--count", type=int, default=100)
-    option("--seed", type=int, default=0)
-    option("--run", type=Path, help="file with mutants")
-    option("--out", type=Path, default=Path("outcomes.jsonl"), help="file for outcomes")
-    option("--first", type=int, help="how many to run")
-    option("--limit", type=float, default=900.0, help="seconds for one mutant")
-    option("--contexts", type=Path, help="coverage data with contexts")
-    asked = given.parse_args()
-    if asked.draw:
-        lines = [json.dumps(mutant[:5]) + "\n" for mutant in drawn(every(ROOT), asked.count, asked.seed)]
-        asked.draw.write_text("".join(lines), encoding="utf-8")
-    if asked.run:
-        wanted = [Mutant(*json.loads(line)) for line in asked.run.read_text(encoding="utf-8").splitlines()]
-        contexts = CoverageData(str(asked.contexts)) if asked.contexts else None
-        if contexts:
-            contexts.read()
-        found = run(wanted[: asked.first], asked.out, asked.limit, contexts)
-        for mutant, outcome in found.items():
-            if outcome["outcome"] != "killed":
-                print(f"\n{outcome['outcome']} ({mutant.kind}): {mutant.module}, {mutant.definition}")
-                print(f"- {mutant.before}\n+ {mutant.after}")
-        print(dict(Counter(outcome["outcome"] for outcome in found.values())))
+    options = argparse.ArgumentParser(description="Small faults, and whether tests find them.")
+    options.add_argument("--draw", type=Path, help="file for mutants, a JSON line each")
+    options.add_argument("--count", type=int, default=100)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--run", type=Path, help="file with mutants")
+    options.add_argument("--out", type=Path, default=Path("outcomes.jsonl"), help="file for outcomes")
+    options.add_argument("--contexts", type=Path, default=Path(".coverage"), help="coverage data with contexts")
+    given = options.parse_args()
+    if given.draw:
+        lines = [json.dumps(mutant[:5]) + "\n" for mutant in drawn(every(ROOT), given.count, given.seed)]
+        given.draw.write_text("".join(lines), encoding="utf-8")
+    if given.run:
+        wanted = [Mutant(*json.loads(line)) for line in given.run.read_text(encoding="utf-8").splitlines()]
+        contexts = CoverageData(str(given.contexts))
+        contexts.read()
+        print(dict(run(wanted, given.out, contexts)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ The weights are the same, and so are the numbers up to rounding (tests/test_toy_
 in their last bits from those of the plain pass. It is used where it trains at least about twice as fast (`suits`): CPU time
 of fifty models, plain pass over this one, 1 to 3 blocks, one thread: 3.5 to 6.6 at width 2, 2.2 to 2.4 at width 10, with a
 feed-forward 3.5 to 5.0 and 1.8 to 1.9. Elsewhere it gained less (1.1 at `previous_token`'s models) or lost (0.5 to 0.7 at
-`rollout`'s, of width 16). `benchmarks/toys.py` measures it.
+`rollout`'s, of width 16). `benchmarks/toys.py` of commit ad91f96 measured it.
 """
 
 from __future__ import annotations

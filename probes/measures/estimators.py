@@ -24,8 +24,7 @@ share their leading directions, but those differ from prompt to prompt. They are
    orthonormal to E, is the rest of Q.
 
 A product forward counts as one, as a product backward does; of `budget` products 3 m/2, and the own path's images, go to
-finding m directions and taking them exactly. `benchmarks/estimators.py` holds the sketch against plain probes and against
-brute force.
+finding m directions and taking them exactly. `docs/findings.md` has its errors beside those of plain probes.
 
 Where a model's blocks cannot be taken apart, E is random, and the products forward are central differences.
 """

@@ -2,7 +2,7 @@
 
 What is counted are the numbers alive at the moment when most are, from the shapes of the model: width d, heads H,
 key heads G of width c, feed-forward f (twice, where it has a gate), T positions, L blocks, K directions at once. The counts
-follow `probes.models.linear` line by line; `benchmarks/planner.py` holds them against measured peaks.
+follow `probes.models.linear` line by line.
 """
 
 from __future__ import annotations
