@@ -61,7 +61,7 @@ def begin(folder: Path) -> None:
 
     with suppress(KeyboardInterrupt):
         study(["tiny-llama"], folder / "resumed", STUDIES["resumed"], advance=stop)
-    assert list((folder / "resumed" / "unfinished").glob("*-0.sqlite"))
+    assert list((folder / "resumed" / "unfinished").rglob("*.npz"))
 
 
 def in_memory() -> dict[str, list[float]]:

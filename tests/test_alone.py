@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 from probes.data.documents import Document
 from probes.run.alone import alone
-from probes.run.unfinished import Unfinished
+from probes.run.store import unfinished
 from toy.pretrain import Options, pretrain
 from toy.train import train
 
@@ -35,51 +35,26 @@ def another_run(path):
             process.kill()
 
 
-def units(out):
-    return Unfinished(out, "kind", pack=lambda x: x, unpack=bytes)
-
-
 def test_the_second_run_is_refused_and_the_folder_is_free_after_a_kill(tmp_path):
-    early = units(tmp_path)
     with another_run(tmp_path / "unfinished/kind") as process:
         before = listing(tmp_path)
-        says = bad_input(f"another run (process {process.pid} on ")
-        with says:
-            units(tmp_path)
-        with says:  # which began before the other
-            early.unit("one", {}, lambda: b"1")
+        with bad_input(f"another run (process {process.pid} on "), unfinished(tmp_path, "kind"):
+            pass
         with alone(tmp_path / "unfinished/another"):
             pass
         assert listing(tmp_path) == before
-    assert early.unit("one", {}, lambda: b"1") == b"1"
-    assert units(tmp_path).unit("one", {}, lambda: b"2") == b"1"  # of this process, which goes on
-    early.finish(lambda: None)
+    with unfinished(tmp_path, "kind"):
+        pass
     assert listing(tmp_path) == {}
 
 
 def test_a_run_that_fails_leaves_the_folder_to_others(tmp_path):
-    def fail():
-        raise ValueError("no")
-
-    failed = units(tmp_path)
-    with pytest.raises(ValueError, match="no") as kept:  # and with it the frames that hold the lock
-        failed.unit("one", {}, fail)
+    with pytest.raises(ZeroDivisionError) as kept, unfinished(tmp_path / "new" / "out", "kind"):
+        raise ZeroDivisionError
+    assert kept is not None  # and with it the frames that held the lock
+    assert listing(tmp_path) == {}
     with another_run(tmp_path / "unfinished/kind"):
         pass
-    assert kept is not None
-
-
-def test_work_of_a_run_that_goes_on_is_not_called_unfinished(tmp_path):
-    late, other = units(tmp_path), units(tmp_path)
-    other.unit("one", {"seed": 1}, lambda: b"1")
-    with bad_input("other seed"):  # this process has the lock itself
-        late.check("one", {"seed": 0})
-    with pytest.raises(ZeroDivisionError):
-        other.unit("two", {}, lambda: bytes(1 // 0))
-    with another_run(tmp_path / "unfinished/kind"), bad_input("another run (process"):
-        late.check("one", {"seed": 0})
-    with bad_input("holds an unfinished study with other seed"):
-        late.check("one", {"seed": 0})
 
 
 def test_toys_and_pretraining_are_kept_apart_too(tmp_path):

@@ -249,7 +249,6 @@ FOLDERS: dict[str, list[Row]] = {
         ("--out HERE/loop", "loop", damage.link("loop", "loop")),
         ("--out /proc/1/results", "/proc/1/results"),
         ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc")),
-        ("", "small-pretrained.nc", damage.file_is("out/unfinished/small-pretrained.nc", "x")),
     ],
     "sinks SMALL": [("", f"sinks.{end}' is a folder", damage.folder(f"out/sinks.{end}")) for end in ("png", "md")],
     "leakage SMALL": [("", "unfinished", damage.file_is("out/unfinished", ""))],

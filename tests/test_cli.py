@@ -212,11 +212,11 @@ def agree(command: str, library: dict[str, Any], without: str, **own: Any) -> No
 def test_defaults_are_those_of_the_library():
     # Written out twice, because help may not import torch.
     agree("pretrain", defaults(run, Options), "command bos")
-    agree("inspect", defaults(probes.inspect), "progress")
+    agree("inspect", defaults(probes.inspect), "pieces progress")
     theories = "theories by_path"  # of `headwater theory`
     others = f"advance told name finish write split_over ablate {theories}"
     agree("jacobian", defaults(study, Loading, Settings), others, conditions=",".join(Settings().conditions))
-    others = "options reporting advance told write split_over ablate progress per_prompt before documents"
+    others = "options reporting advance told write split_over ablate pieces progress per_prompt before documents"
     # What the command line writes differently, or chooses otherwise: differences of variances need more prompts than means.
     own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8", "erase": "all"}
     for probe in PROBES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import made_toys as toys
@@ -22,7 +21,7 @@ from probes.measures.decode import Folds, erases_nothing, parse_erase
 from probes.measures.ridge import STRENGTHS, targets
 from probes.models.erase import Erased, log_position, other_orders
 from probes.models.view import Edit, View
-from probes.run.resume import keeping
+from probes.run.store import Store
 from probes.studies.decode import decode_report
 from toy.model import initial
 from toy.view import Toy
@@ -386,11 +385,9 @@ def test_a_stopped_command_resumes_with_the_same_numbers(tmp_path, monkeypatch):
 
     explained = measure.explained
     monkeypatch.setattr(measure, "explained", stopping)
-    file = Path(tmp_path) / "kept"
-    with pytest.raises(KeyboardInterrupt), keeping(file, {}):
-        probes.decode(model, tokens, rank=2, **QUICK)
-    with keeping(file, {}):
-        again = probes.decode(model, tokens, rank=2, **QUICK)
+    with pytest.raises(KeyboardInterrupt):
+        probes.decode(model, tokens, rank=2, pieces=Store(tmp_path), **QUICK)
+    again = probes.decode(model, tokens, rank=2, pieces=Store(tmp_path), **QUICK)
     assert 12 - stops["left"] == 6 * len(tokens) + 1  # all of them once, and the one that stopped
     for name in whole.data_vars:
         np.testing.assert_array_equal(again[name], whole[name])

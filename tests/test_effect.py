@@ -19,7 +19,7 @@ from probes.measures.effect import parse_effect
 from probes.measures.roles import ranked
 from probes.models.families import FAMILIES
 from probes.models.view import Edit
-from probes.run.resume import keeping
+from probes.run.store import Store
 
 HEADS = [(layer, head) for layer in range(families.BLOCKS) for head in range(families.HEADS)]
 
@@ -170,11 +170,10 @@ def test_an_interruption_keeps_what_was_done(tmp_path):
             raise KeyboardInterrupt
 
     stopped = True
-    with pytest.raises(KeyboardInterrupt), keeping(tmp_path / "unit", {}):
-        sinks(model, TOKENS, effect=True, progress=stopping)
+    with pytest.raises(KeyboardInterrupt):
+        sinks(model, TOKENS, effect=True, pieces=Store(tmp_path), progress=stopping)
     stopped, first = False, len(calls)
-    with keeping(tmp_path / "unit", {}):
-        found = sinks(model, TOKENS, effect=True, progress=stopping)
+    found = sinks(model, TOKENS, effect=True, pieces=Store(tmp_path), progress=stopping)
     assert found.effect.values.tobytes() == whole.effect.values.tobytes()
     assert len(calls) - first < first
     assert calls[-1] == pytest.approx(1)

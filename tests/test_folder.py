@@ -11,7 +11,7 @@ import xarray as xr
 from probes.errors import InputError
 from probes.results.dataset import save
 from probes.results.folder import collect
-from probes.run.unfinished import FOLDER
+from probes.run.store import FOLDER
 
 
 def put(path: Path, value: float = 0.0, **attrs: str) -> None:

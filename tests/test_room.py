@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import probes
 from probes.models.fused import query_blocks
 from probes.run.memory import MOST_PARTS, Retry, in_parts, out_of_memory, share_of, shares
-from probes.run.resume import keeping
+from probes.run.store import Store
 from probes.theory.kernel import second_moment
 
 LENGTH = 96
@@ -110,11 +110,12 @@ def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
     tokens = torch.randint(3, model.spec.vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
     whole = probes.sinks(model, tokens, keys="all")
 
-    with pytest.raises(KeyboardInterrupt), keeping(tmp_path / "sinks", {}):
-        probes.sinks(model, tokens, keys="all", progress=interrupting(model.spec.blocks + 1))
+    with pytest.raises(KeyboardInterrupt):
+        probes.sinks(model, tokens, keys="all", pieces=Store(tmp_path), progress=interrupting(model.spec.blocks + 1))
     said: list[tuple[float, float]] = []
-    with Memory(4 * 4 * LENGTH**2 - 1) as memory, keeping(tmp_path / "sinks", {}):
-        found = probes.sinks(model, tokens, keys="all", progress=lambda *step: said.append(step))
+    with Memory(4 * 4 * LENGTH**2 - 1) as memory:
+        heard: Any = {"pieces": Store(tmp_path), "progress": lambda *step: said.append(step)}
+        found = probes.sinks(model, tokens, keys="all", **heard)
     assert memory.refused == 1
     assert said[-1] == (2.0, 2.0)
     assert len(said) == 2 * model.spec.blocks  # the first attempt ended before its first block was done

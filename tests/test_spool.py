@@ -1,5 +1,6 @@
 """Tensors put aside: what comes back is what went in, from memory or from a file that nobody sees."""
 
+from contextlib import closing
 from pathlib import Path
 
 import families
@@ -11,7 +12,6 @@ from commands import no_file_larger_than
 from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.models.load import load
-from probes.run.resume import keeping, kept_folder
 from probes.run.spool import Spool
 
 SOME = {
@@ -27,7 +27,7 @@ SOME = {
 
 @pytest.mark.parametrize("held", [0, 100, 1 << 20])
 def test_what_comes_back_is_what_went_in(held, tmp_path):
-    with Spool(held, tmp_path) as spool:
+    with closing(Spool(held, tmp_path)) as spool:
         for name, tensor in SOME.items():
             spool[name, 1] = tensor
         assert len(spool) == len(SOME)
@@ -43,7 +43,7 @@ def test_what_comes_back_is_what_went_in(held, tmp_path):
 
 @pytest.mark.parametrize("held", [0, 1 << 20])
 def test_what_is_replaced_takes_no_more_room(held, tmp_path):
-    with Spool(held, tmp_path) as spool:
+    with closing(Spool(held, tmp_path)) as spool:
         for n in range(50):
             spool["x"] = torch.full((100,), float(n))
             spool["y"] = torch.full((3,), -float(n))
@@ -65,7 +65,7 @@ def in_memory(spool: Spool) -> int:
 
 
 def test_what_is_held_stays_within_its_bounds():
-    with Spool(1000) as spool:
+    with closing(Spool(1000)) as spool:
         for n in range(10):
             spool[n] = torch.full((100,), n, dtype=torch.float32)
         assert in_memory(spool) == 800
@@ -76,21 +76,13 @@ def test_what_is_held_stays_within_its_bounds():
         assert not spool["graph"].requires_grad
 
 
-def test_the_file_is_beside_unfinished_work(tmp_path):
-    assert kept_folder() is None
-    with keeping(tmp_path / "not there" / "nor there" / "x", {}):
-        assert kept_folder() == tmp_path
-        (tmp_path / "not there").mkdir()
-        assert kept_folder() == tmp_path / "not there"
-
-
 def test_a_full_disk_is_one_line(tmp_path):
-    with no_file_larger_than(1000), Spool(0, tmp_path) as spool:
+    with no_file_larger_than(1000), closing(Spool(0, tmp_path)) as spool:
         spool["x"] = torch.zeros(100)
         with pytest.raises(InputError, match=rf"no room for temporary files in '{tmp_path}' \(.*\); make room"):
             spool["y"] = torch.zeros(1000)
         assert torch.equal(spool["x"], torch.zeros(100))
-    with Spool(0, Path("/nowhere at all")) as spool, pytest.raises(InputError, match="'/nowhere at all'"):
+    with closing(Spool(0, Path("/proc/nowhere"))) as spool, pytest.raises(InputError, match="'/proc/nowhere'"):
         spool["x"] = torch.zeros(3)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,10 @@ from torch import Tensor
 
 from probes.errors import InputError
 from probes.run.files import atomic, require_writable, system_error
-from probes.run.resume import Stores, remove
+from probes.run.store import RESULT, Store
 
-from .checks import refuse_older
-
-STATE = Path("state/pretrain")  # names the files of an unfinished run
-UNIT, PIECE, PROGRESS = "pretrain", "state", "progress"  # in them
+STATE, UNIT = "state", "pretrain"  # folder of an unfinished run, and what is kept there
+PROGRESS = "progress"  # array of what is kept beside tensors
 
 
 def check_folder(out: Path) -> None:
@@ -66,36 +64,32 @@ def write_log(out: Path, rows: list[dict[str, Any]]) -> None:
 def save_state(out: Path, identity: Mapping[str, Any], progress: Any, tensors: Mapping[str, Tensor]) -> None:
     """Keep what a killed run resumes from in place of what was kept before; `progress` is JSON."""
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-    arrays[PROGRESS] = np.frombuffer(json.dumps(progress).encode(), np.uint8)
-    with closing(Stores(out / STATE)) as stores:
-        stores.own.write(UNIT, json.dumps(identity), PIECE, arrays)
+    arrays[PROGRESS] = np.frombuffer(json.dumps([identity, progress]).encode(), np.uint8)
+    Store(out / STATE, UNIT).put(RESULT, arrays)
 
 
 def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]] | None:
     """(progress, tensors) of an unfinished run in `out`; None where there is none.
 
     Raises:
-        InputError: the run there has another identity, which the message names, or is of an older version.
+        InputError: the run there has another identity, which the message names: its checkpoints are in `out`, too.
     """
-    refuse_older((out / STATE).parent, "state.safetensors")
-    with closing(Stores(out / STATE)) as stores:
-        before = stores.key(UNIT)
-        if before is None:
-            return None
-        for part, value in identity.items():
-            if before[part] != value:
-                changed = [part]
-                if isinstance(value, dict):
-                    changed = sorted(k for k in {*value, *before[part]} if before[part].get(k) != value.get(k))
-                raise InputError(
-                    f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
-                    "give the same settings to continue it, or another folder"
-                )
-        arrays = stores.where(UNIT)[PIECE].piece(UNIT, PIECE)
-    progress = json.loads(arrays.pop(PROGRESS).tobytes())
+    arrays = Store(out / STATE, UNIT).get(RESULT)
+    if arrays is None:
+        return None
+    before, progress = json.loads(arrays.pop(PROGRESS).tobytes())
+    for part, value in json.loads(json.dumps(identity)).items():
+        if before[part] != value:
+            changed = [part]
+            if isinstance(value, dict):
+                changed = sorted(k for k in {*value, *before[part]} if before[part].get(k) != value.get(k))
+            raise InputError(
+                f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
+                "give the same settings to continue it, or another folder"
+            )
     return progress, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def remove_state(out: Path) -> None:
     """Remove it and its folder."""
-    remove(out / STATE)
+    shutil.rmtree(out / STATE, ignore_errors=True)

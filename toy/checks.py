@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
@@ -17,12 +16,6 @@ def refuse(reasons: Mapping[str, object]) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise InputError(reason)
-
-
-def refuse_older(folder: Path, pattern: str) -> None:
-    """Raise InputError where an older version has left unfinished work in files of such names."""
-    for file in folder.glob(pattern):
-        raise InputError(f"'{file}' is unfinished work of an older version; remove '{folder}'")
 
 
 def at_least(name: str, value: float, least: float) -> None:

@@ -34,7 +34,7 @@ from probes.run.alone import alone
 from probes.run.files import what_is, write_json
 
 from .card import write_card
-from .checkpoints import STATE, check_folder, load_state, remove_state, save_model, save_state, write_log
+from .checkpoints import STATE, UNIT, check_folder, load_state, remove_state, save_model, save_state, write_log
 from .checks import above_zero, at_least, seed_and_decay, usable_device
 from .corpus import SMALLEST_VOCABULARY, Windows, find_text, hold_out, pack, train_tokenizer
 from .evaluation import bigram_loss, position0_weights, sample, validation_loss
@@ -127,7 +127,7 @@ def pretrain(
         for tokens in (stream, held)
     )
     model = _rounded((fresh or partial(_fresh_model, seed=options.seed))(config)).to(device).train()
-    with alone(out / STATE):
+    with alone(out / STATE / UNIT):
         run = _Training(model, windows, options, out, _fingerprint(config, options, stream) | dict(told or {}))
         with _bar(out.name, run.step, options.steps) if advance is None else nullcontext(advance) as advanced:
             forward = torch.compile(model) if compile else model

@@ -14,12 +14,12 @@ models.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,11 @@ from torch.nn import functional
 
 from probes.errors import InputError
 from probes.run.alone import alone
-from probes.run.files import require_writable
-from probes.run.resume import Stores, remove
+from probes.run.files import remove_empty, require_writable
+from probes.run.store import RESULT, Piece, Store
 
 from . import narrow
-from .checks import above_zero, refuse_older, seed_and_decay
+from .checks import above_zero, seed_and_decay
 from .model import Architecture, Switches, Weights, forward, initial
 from .tasks import Copying, Task
 
@@ -47,7 +47,7 @@ STEPS_DRAWN = 64  # steps of a block at most
 # Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory.
 TOGETHER = defaultdict(lambda: 1 << 28, cpu=1 << 20)
 SAVE_SECONDS, TELL_SECONDS = 60.0, 0.2
-UNFINISHED, STATE = "training", "state"  # names of the files of unfinished work, and of what they hold of a group
+UNFINISHED = "training"  # folder of unfinished work
 
 Schedule = Literal["constant", "cosine"]
 
@@ -127,16 +127,15 @@ def train(
         device: where data are drawn and models trained.
         record: steps (numbers of updates done, 0 for fresh weights) at which the weights named in `recorded` are kept.
         recorded: names as in `model.initial`; those a model does not have are left out.
-        folder: where unfinished work is saved, every minute and at an interruption (`probes.run.resume`), and resumed
+        folder: where unfinished work is saved, every minute and at an interruption (`probes.run.store`), and resumed
             from. The same call then gives the very numbers of an uninterrupted one (on the same number of threads). The
             caller removes the folder in the end (`forget`).
         together: models trained side by side at most; chosen by their size if None.
         advance: called now and then with the number of model-steps done since; the first call tells what was done before.
 
     Raises:
-        InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` holds the
-            work of other runs, or of another torch or version, named in the message, cannot be read or written, or is
-            being written to by another process.
+        InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` cannot be read
+            or written, or is being written to by another process.
     """
     if not runs or steps < 1:
         raise InputError(f"{len(runs)} runs of {steps} steps are no training; give at least one of each")
@@ -146,18 +145,14 @@ def train(
         raise InputError(f"step {wrong} cannot be recorded; give steps from 0 to {steps}")
     if record and not any(name in initial(run.architecture, 0) for run in runs for name in recorded):
         raise InputError(f"no run has any of the weights {', '.join(recorded) or '()'}; give names of `initial`'s")
-    if folder is not None:
-        require_writable(folder)
-        refuse_older(Path(folder), "group-*.safetensors")
+    root = None if folder is None else Path(folder) / UNFINISHED
+    if root is not None:
+        require_writable(root)
     found: dict[int, Trained] = {}
-    with ExitStack() as ends:
-        stores = None
-        if folder is not None:
-            ends.enter_context(alone(Path(folder) / UNFINISHED))
-            stores = ends.enter_context(closing(Stores(Path(folder) / UNFINISHED)))
+    with nullcontext() if root is None else alone(root):
         for number, members in enumerate(groups(runs, device, together)):
             group = _Group([runs[i] for i in members], steps, torch.device(device), record, recorded)
-            group.go(stores, f"group {number}", advance or (lambda done: None))
+            group.go(Store(root, f"group {number}", group.key), advance or (lambda done: None))
             found |= dict(zip(members, group.trained(), strict=True))
     return [found[i] for i in range(len(runs))]
 
@@ -165,7 +160,8 @@ def train(
 def forget(folder: str | Path) -> None:
     """Remove what `train` keeps of unfinished work in a folder and in those below it; other files stay."""
     for path in (*Path(folder).glob("*"), Path(folder)):
-        remove(path / UNFINISHED)
+        shutil.rmtree(path / UNFINISHED, ignore_errors=True)
+        remove_empty([path])
 
 
 def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: int | None = None) -> list[list[int]]:
@@ -280,7 +276,7 @@ class _Group:
         self.rate = torch.stack([one.expand(max(map(len, each))) for one in each]).to(device)
         self.decay = torch.tensor([[run.weight_decay] for run in runs], device=device)
         self.falls = torch.tensor([[run.schedule == "cosine"] for run in runs], device=device)
-        described = {
+        self.key = {
             "torch": torch.__version__,  # another one may draw other data: half of each would be neither's result
             "steps": steps,
             "record": record,
@@ -288,7 +284,6 @@ class _Group:
             "device": device.type,
             "runs": [run.described() for run in runs],
         }
-        self.key = json.loads(json.dumps(described))  # which has lists for tuples
         self.whole = True  # false while weights, moments and step do not belong together
         self._keep()
 
@@ -301,11 +296,11 @@ class _Group:
             at += numbers
         return found
 
-    def go(self, stores: Stores | None, label: str, advance: Callable[[int], None]) -> None:
-        """Train to the end from wherever the state in `stores` is."""
-        if stores is not None:
-            self._resume(stores, label)
-        save = partial(self._save, stores, label) if stores is not None else lambda: None
+    def go(self, store: Store, advance: Callable[[int], None]) -> None:
+        """Train to the end from wherever the state in `store` is."""
+        if (state := store.get(RESULT)) is not None:
+            self._resume(state)
+        save = (lambda: None) if store.folder is None else partial(self._save, store)
         advance(self.step * len(self.runs))
         if self.step == self.steps:
             return
@@ -396,21 +391,11 @@ class _Group:
         kept = {f"kept/{name}": tensor for name, tensor in self.kept.items()}
         return {"flat": self.flat, "mean": self.mean, "square": self.square, "losses": self.losses} | kept
 
-    def _save(self, stores: Stores, label: str) -> None:
+    def _save(self, store: Store) -> None:
         arrays = {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
-        stores.own.write(label, json.dumps(self.key), STATE, arrays | {"at": np.array([self.step, self.seconds])})
+        store.put(RESULT, arrays | {"at": np.array([self.step, self.seconds])})
 
-    def _resume(self, stores: Stores, label: str) -> None:
-        before = stores.key(label)
-        if before is None:
-            return
-        differs = _difference(before, self.key)
-        if differs is not None:
-            raise InputError(
-                f"'{stores.path.parent}' holds unfinished training with {differs}; give the same options to resume it, or "
-                "remove that folder"
-            )
-        arrays = stores.where(label)[STATE].piece(label, STATE)
+    def _resume(self, arrays: Piece) -> None:
         self.step, self.seconds = int(arrays["at"][0]), float(arrays["at"][1])
         for name, tensor in self._state().items():
             tensor.copy_(torch.from_numpy(arrays[name]))
@@ -427,15 +412,3 @@ def rates(run: Run, sizes: Mapping[str, Sequence[int]]) -> Float[Tensor, " param
     factors = {"embedding": by_token[:, None], "unembedding": by_token}
     ones = {name: torch.ones(*size[1:]) for name, size in sizes.items()}
     return run.learning_rate * torch.cat([(one * factors.get(name, 1.0)).flatten() for name, one in ones.items()])
-
-
-def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first thing in which the keys of two groups differ, in words; None if they are the same."""
-    if len(before["runs"]) != len(now["runs"]):
-        return f"{len(before['runs'])} runs side by side, not {len(now['runs'])}"
-    runs = enumerate(zip(before["runs"], now["runs"], strict=True))
-    for where, one, other in (("", before, now), *((f", in run {n}", *both) for n, both in runs)):
-        for name in other:
-            if name != "runs" and one.get(name) != other[name]:
-                return f"{name} {one.get(name)}, not {other[name]}{where}"
-    return None

@@ -42,6 +42,7 @@ from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
 from ..results.ushape import SHORTEST, Shape, shape_over
 from ..results.variables import Variable, labelled
 from ..run.reporting import Progress, Report, part
+from ..run.store import Store
 from .bos_swap import removed
 from .jacobian import PRODUCTS, jacobian
 from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
@@ -105,6 +106,7 @@ def portrait(
     bootstrap: int = BOOTSTRAP,
     seed: int = 0,
     documents: Sequence[str] | None = None,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Every probe on one view: profile, sinks by position, sources of leakage, and what a swap at position 0 does.
@@ -120,6 +122,7 @@ def portrait(
         bootstrap: resamples for the intervals of leakage.
         seed: of resampling and probes.
         documents: what each prompt is a window of, as in `probes.leakage`.
+        pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share done, 1).
 
     Returns:
@@ -138,12 +141,12 @@ def portrait(
     exact = model.spec.width <= EXACT_WIDTH
     some: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": products}
     other = swapped(model, replacement, seed=seed)
-    found = {}
+    found, pieces = {}, pieces or Store()
     for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):
-        ds = jacobian(view, tokens[:prompts], seed=seed, **some)
+        ds = jacobian(view, tokens[:prompts], seed=seed, pieces=pieces.within(name), **some)
         found[name], found[name.replace("sensitivity", "elasticity")] = ds.sensitivity.values, ds.elasticity.values
         steps()
-    seen = sinks(model, tokens[:prompts], keys="all", per_prompt=True, reacts=replacement)
+    seen = sinks(model, tokens[:prompts], keys="all", per_prompt=True, reacts=replacement, pieces=pieces)
     alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
     reacts = seen["reacts"].values
     steps()
@@ -159,7 +162,8 @@ def portrait(
     except InputError as error:
         refused = {"leakage": str(error)}
     else:
-        leaks = _leaks(model, other, tokens, bands, lags, resampling(len(tokens), bootstrap, seed, documents))
+        drawn = resampling(len(tokens), bootstrap, seed, documents)
+        leaks = _leaks(model, other, tokens, bands, lags, drawn, pieces)
     steps.finish()
     found |= {
         "alpha": alpha.mean((1, 2)),
@@ -193,15 +197,18 @@ def _leaks(
     bands: Sequence[Band],
     lags: Sequence[int],
     drawn: Int[Tensor, "resample prompt"],
+    pieces: Store,
 ) -> dict[str, np.ndarray]:
     """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
 
     A part of what `probes.leakage` and `probes.bos_swap` give.
     """
-    before, after = (
-        {name: values.mean((2, 3, 4)) for name, values in splits(view, tokens, bands, lags, drawn).items()}
-        for view in (model, other)
-    )
+
+    def means(view: View, scope: str) -> dict[str, np.ndarray]:
+        forms = splits(view, tokens, bands, lags, drawn, pieces=pieces.within(scope))
+        return {name: values.mean((2, 3, 4)) for name, values in forms.items()}
+
+    before, after = means(model, "before"), means(other, "after")
     sources = before["log_source"]
     whole = sources.sum(1, keepdims=True)
     found = {

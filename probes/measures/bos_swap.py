@@ -61,7 +61,7 @@ from ..results.dataset import dataset, provenance, tokens_hash
 from ..results.statistics import INTERVAL
 from ..results.variables import Variable, with_ends
 from ..run.reporting import Progress, part
-from ..run.resume import within
+from ..run.store import Store
 from .consequences import RECALLED, check_recall, consequences, recalled
 from .jacobian import PRODUCTS, jacobian
 from .jacobian import memory as of_jacobian
@@ -113,6 +113,7 @@ def bos_swap(
     recall: int = 0,
     documents: Sequence[str] | None = None,
     before: State | None = None,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """What another embedding at position 0 does to leakage, sinks, next-token loss and the Jacobian profile.
@@ -130,6 +131,7 @@ def bos_swap(
         recall: how many lists recall is measured on, an even number; 0: none.
         documents: what each prompt is a window of, as in `probes.leakage`.
         before: the model as it is, measured with the same options (`state`): several replacements need that only once.
+        pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -163,11 +165,10 @@ def bos_swap(
         raise InputError(f"before was measured with other {other}; measure it with the same, or leave it out")
     drawn = resampling(len(tokens), bootstrap, seed, documents)
     half = 0.5 if before is None else 0.0  # of the work, before the swap
+    pieces = pieces or Store()
     if before is None:
-        with within("before"):
-            before = _state(model, tokens, options, drawn, part(progress, 0.0, half))
-    with within("after"):
-        after = _state(view, tokens, options, drawn, part(progress, half, 1.0), chosen, model)
+        before = _state(model, tokens, options, drawn, pieces.within("before"), part(progress, 0.0, half))
+    after = _state(view, tokens, options, drawn, pieces.within("after"), part(progress, half, 1.0), chosen, model)
     states = {"before": before, "after": after}
     if progress is not None:
         progress(1.0, 1.0)
@@ -269,6 +270,7 @@ def state(
     tokens: Int[Tensor, "prompt position"],
     *,
     documents: Sequence[str] | None = None,
+    pieces: Store | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> State:
@@ -279,8 +281,7 @@ def state(
     """
     options = _options(model, tokens, **options)
     drawn = resampling(len(tokens), options["bootstrap"], options["seed"], documents)
-    with within("before"):
-        found = _state(model, tokens, options, drawn, progress)
+    found = _state(model, tokens, options, drawn, (pieces or Store()).within("before"), progress)
     if progress is not None:
         progress(1.0, 1.0)
     return found
@@ -321,6 +322,7 @@ def _state(
     tokens: Tensor,
     options: Mapping[str, Any],
     drawn: Tensor,
+    pieces: Store,
     progress: Progress | None,
     done: Intervention | None = None,
     original: View | None = None,
@@ -330,19 +332,19 @@ def _state(
     if done is not None and done.what in WITHOUT_LEAKAGE:
         leaks = {}
     else:
-        found = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"])
+        found = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"], pieces=pieces)
         leaks = {name: found[form] for name, form in LEAKS.items()}
-    sink = sinks(model, tokens, keys=(0,), per_prompt=False, progress=heard["sinks"]).isel(key=0)
-    losses, divergences = consequences(model, tokens, original, heard["loss"])
+    sink = sinks(model, tokens, keys=(0,), per_prompt=False, pieces=pieces, progress=heard["sinks"]).isel(key=0)
+    losses, divergences = consequences(model, tokens, original, heard["loss"], pieces=pieces)
     given = {name: options[name] for name in ("products", "seed")}
     profile, first = None, tokens[: options["profile_prompts"]]
     if len(first):
-        found = jacobian(model, first, method="sketch", **given, progress=heard["sensitivity"])
+        found = jacobian(model, first, method="sketch", **given, pieces=pieces, progress=heard["sensitivity"])
         profile = rms_profile(found.sensitivity, found.stderr)
     recall = None
     if options["recall"]:
         lists = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1, "contexts": options["recall"]}
-        recall = retrieval(model, **lists, seed=options["seed"], progress=heard["recall"])
+        recall = retrieval(model, **lists, seed=options["seed"], pieces=pieces, progress=heard["recall"])
     return State(_key(model, tokens, options), leaks, sink, losses, divergences, profile, recall)
 
 

@@ -20,7 +20,7 @@ from ..results.statistics import jackknife
 from ..results.variables import Variable
 from ..run.precision import total
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, each
+from ..run.store import Piece, Store
 
 RECALLED = 12  # pairs of the lists that recall is measured on
 LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
@@ -31,6 +31,8 @@ def consequences(
     tokens: Int[Tensor, "prompt position"],
     original: View | None = None,
     progress: Progress | None = None,
+    *,
+    pieces: Store | None = None,
 ) -> tuple[Float[np.ndarray, "prompt predicted"], Float[np.ndarray, "prompt predicted"] | None]:
     """(`-log p` of every next token, `KL(p_i || p'_i)` of it from p of the `original`, if one is given), in nats.
 
@@ -50,11 +52,11 @@ def consequences(
         report()
         return {"loss": loss[-1], "kl": kl[-1]}
 
-    pieces = each("loss", len(tokens), measured)
+    by_prompt = (pieces or Store()).each("loss", len(tokens), measured)
     report.finish()
-    loss = pieces.stacked("loss")
+    loss = by_prompt.stacked("loss")
     check_losses(model, loss)
-    return loss, None if original is None else pieces.stacked("kl")
+    return loss, None if original is None else by_prompt.stacked("kl")
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ from ..results.dataset import dataset, provenance
 from ..results.statistics import jackknife, numbered
 from ..results.variables import Variable, with_ends
 from ..run.reporting import Progress, Report, part
-from ..run.resume import Piece, each, within
+from ..run.store import Piece, Store
 from .consequences import RECALLED, check_recall, consequences
 from .leakage import LAGS, band_coordinates, check, held
 from .leakage_forms import resampling, splits
@@ -84,6 +84,7 @@ def decode(
     recall: int = 16,
     seed: int = 0,
     documents: Sequence[str] | None = None,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """How well position can be read off the stream of every layer, and what a model does without it.
@@ -99,6 +100,7 @@ def decode(
             of the documents gave; 0: none. Left out where the tokenizer makes no lists.
         seed: of the null, the random subspaces, the resampling and the lists.
         documents: what each prompt is a window of; without, or where there is one alone, every prompt is its own document.
+        pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -146,8 +148,8 @@ def decode(
             check_recall(model, recall // 2)
         except InputError as error:
             not_measured["recall"], options["recall"] = str(error), 0
-    measured = bool(erase)
-    readable, strengths = _read(model, tokens, fold, seed, part(progress, 0.0, READ if measured else 1.0))
+    measured, pieces = bool(erase), pieces or Store()
+    readable, strengths = _read(model, tokens, fold, seed, pieces, part(progress, 0.0, READ if measured else 1.0))
     variables = _of_readers(readable, strengths, fold)
     coords: dict[str, Any] = {"layer": range(model.spec.blocks + 1), "half": ["first", "second"]}
     if measured:
@@ -155,8 +157,7 @@ def decode(
         for n, (name, (what, where)) in enumerate(names.items()):
             views = [_view(model, tokens[fold.prompts(half=1 - h)], what, where, rank, seed + h) for h in (0, 1)]
             share = part(progress, *(READ + CHANGED * at / len(names) for at in (n, n + 1)))
-            with within(name):
-                outcomes[name] = _outcome(model, views, tokens, fold, options, share)
+            outcomes[name] = _outcome(model, views, tokens, fold, options, pieces.within(name), share)
         variables |= _of_outcomes(outcomes, fold)
         coords |= {"intervention": list(outcomes)}
         coords |= {} if options["bands"] is None else band_coordinates(options["bands"])
@@ -229,7 +230,7 @@ def _view(model: View, reference: Tensor, what: Any, where: Any, rank: int, seed
 
 
 def _read(
-    model: View, tokens: Tensor, fold: Folds, seed: int, progress: Progress | None
+    model: View, tokens: Tensor, fold: Folds, seed: int, store: Store, progress: Progress | None
 ) -> tuple[Float[np.ndarray, "prompt layer target"], Float[np.ndarray, "half layer"]]:
     """R^2 on every prompt by readers fitted on the other half, and their strengths."""
     layers = model.spec.blocks + 1
@@ -242,7 +243,7 @@ def _read(
         parts = (fold.prompts(half=half, quarter=0), fold.prompts(half=half, quarter=1))
         return trained(model, tokens, parts, chunk, seed, report)
 
-    pieces = each("fit", 2 * len(chunks), fit)
+    pieces = store.each("fit", 2 * len(chunks), fit)
     readers = [
         {name: np.concatenate([piece[name] for piece in pieces[half::2]]) for name in pieces[0]} for half in (0, 1)
     ]
@@ -252,7 +253,7 @@ def _read(
         report()
         return {"r2": found}
 
-    r2 = each("tried", len(tokens), tried).stacked("r2")
+    r2 = store.each("tried", len(tokens), tried).stacked("r2")
     report.finish()
     return r2, np.stack([one["strength"][:, 0] for one in readers])
 
@@ -297,6 +298,7 @@ def _outcome(
     tokens: Tensor,
     fold: Folds,
     options: Mapping[str, Any],
+    pieces: Store,
     progress: Progress | None,
 ) -> Outcome:
     """One intervention: `views[h]` is what the documents of half h are measured on, estimated on the other half."""
@@ -311,23 +313,25 @@ def _outcome(
         def halved(name: str, half: int = half) -> Progress | None:
             return part(heard[name], half / 2, (half + 1) / 2)
 
-        with within(f"half {half}"):
-            original = model if isinstance(view, Edited) and view is not model else None
-            loss, kl = consequences(view, tokens[own], original, halved("loss"))
-            found["loss"][own] = _mean(loss[:, 1:])
-            found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
-            found["r2_last"][own] = _read_anew(view, tokens, fold, half, range(last, last + 1), options["seed"], halved)
-            if options["bands"] is not None:
-                named = None if fold.documents is None else [fold.documents[n] for n in own]
-                drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, named)
-                forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, halved("leakage"))
-                residual.append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
-            if options["recall"]:
-                lists: dict[str, Any] = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1}
-                lists |= {"contexts": options["recall"] // 2, "seed": options["seed"] + half}
-                ds = retrieval(view, **lists, progress=halved("recall"))
-                for name, values in recalled.items():
-                    values.append(ds[name.removeprefix("recall_")].values.mean(1))
+        kept = pieces.within(f"half {half}")
+        original = model if isinstance(view, Edited) and view is not model else None
+        loss, kl = consequences(view, tokens[own], original, halved("loss"), pieces=kept)
+        found["loss"][own] = _mean(loss[:, 1:])
+        found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
+        found["r2_last"][own] = _read_anew(
+            view, tokens, fold, half, range(last, last + 1), options["seed"], kept, halved
+        )
+        if options["bands"] is not None:
+            named = None if fold.documents is None else [fold.documents[n] for n in own]
+            drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, named)
+            forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, halved("leakage"), pieces=kept)
+            residual.append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
+        if options["recall"]:
+            lists: dict[str, Any] = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1}
+            lists |= {"contexts": options["recall"] // 2, "seed": options["seed"] + half}
+            ds = retrieval(view, **lists, pieces=kept, progress=halved("recall"))
+            for name, values in recalled.items():
+                values.append(ds[name.removeprefix("recall_")].values.mean(1))
     return Outcome(
         found,
         {name: np.concatenate(values) for name, values in recalled.items() if values},
@@ -350,6 +354,7 @@ def _read_anew(
     half: int,
     layers: range,
     seed: int,
+    pieces: Store,
     heard: Callable[[str], Progress | None],
 ) -> Float[np.ndarray, " prompt"]:
     """R^2 on the prompts of a half, in their order, by readers of this view fitted on the other part of that half."""
@@ -360,7 +365,7 @@ def _read_anew(
         one, other = (fold.prompts(half=half, quarter=quarter, eighth=eighth) for eighth in (0, 1))
         return trained(view, tokens, (one, other), layers, seed, report)
 
-    readers = list(each("fit", 2, fit))
+    readers = list(pieces.each("fit", 2, fit))
 
     def tried(n: int) -> Piece:
         quarter = int(fold.unit[own[n]]) >> 1 & 1
@@ -368,7 +373,7 @@ def _read_anew(
         report()
         return {"r2": found[0, :1]}
 
-    r2 = each("tried", len(own), tried).stacked("r2")[:, 0]
+    r2 = pieces.each("tried", len(own), tried).stacked("r2")[:, 0]
     report.finish()
     return r2
 

@@ -31,7 +31,7 @@ from ..models.checks import not_finite
 from ..models.view import Attention, Edit, View
 from ..run.memory import Retry, share_of
 from ..run.precision import double, precise
-from ..run.resume import Piece, each
+from ..run.store import Piece, Store
 from .attention import columns
 
 PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
@@ -101,6 +101,7 @@ def effects(
     retry: Retry,
     report: Callable[[float], Any],
     expect: Callable[[float], None],
+    pieces: Store,
 ) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
     """`effect` and `loss_change` of these heads on every prompt, NaN of all others.
 
@@ -111,6 +112,7 @@ def effects(
         retry: goes on in smaller batches where memory runs out.
         report: hears how many forward passes of a prompt were done.
         expect: hears before how many there will be in this process.
+        pieces: keeps what each prompt gave.
     """
     by_layer: dict[int, list[int]] = defaultdict(list)
     for layer, head in heads:
@@ -122,8 +124,8 @@ def effects(
     def measured(n: int) -> Piece:
         return retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
 
-    pieces = each("effect", len(tokens), measured, before=before)
-    found = {name: pieces.stacked(name) for name in ("effect", "loss_change")}
+    by_prompt = pieces.each("effect", len(tokens), measured, before=before)
+    found = {name: by_prompt.stacked(name) for name in ("effect", "loss_change")}
     if not all(np.isfinite(found["effect"][:, layer, head]).all() for layer, head in heads):
         raise not_finite(model, "logits")
     return found

@@ -44,7 +44,7 @@ from torch import Tensor
 from ..models.pullback import Prompt
 from ..run.precision import double, total, wide
 from ..run.reporting import Report
-from ..run.resume import OWN, Piece, Pieces, each
+from ..run.store import OWN, Piece, Pieces, Store
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
 OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them
@@ -263,6 +263,7 @@ def _leading(images: Float[Tensor, "d k"], size: int, known: Float[Tensor, "d m"
 
 
 def refined(
+    store: Store,
     first: Pieces,
     further: Callable[[int, Sequence[Pieces], int], Piece],
     target: float,
@@ -286,7 +287,7 @@ def refined(
         def measured(n: int, counts: list[int] = counts) -> Piece:
             return further(n, rounds, counts[n]) if counts[n] else rounds[-1][n]
 
-        rounds.append(each("jacobian", len(first), measured, before=expect))
+        rounds.append(store.each(f"jacobian round {len(rounds)}", len(first), measured, before=expect))
     return rounds[-1]
 
 

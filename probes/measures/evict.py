@@ -16,7 +16,7 @@ Source: [Xiao], arXiv 2309.17453.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ from ..models.edited import Edited
 from ..models.evict import Cache, fixed
 from ..models.view import Spec, View
 from ..run.memory import Retry
-from ..run.resume import Piece, each
+from ..run.store import Piece, Store
 from .consequences import check_losses, compared
 
 KEEP = (64, 128, 256)  # last keys, unless told; of shorter prompts, those below their length
@@ -115,6 +115,7 @@ def evictions(
     retry: Retry,
     report: Callable[[float], Any],
     expect: Callable[[float], None],
+    pieces: Store,
 ) -> dict[str, Float[np.ndarray, "prompt first_keys last_keys numbering cache"]]:
     """Variables by the names in `NAMES`, of every prompt; NaN where there is no such position or numbering.
 
@@ -125,6 +126,7 @@ def evictions(
         retry: goes on in smaller blocks of queries where memory runs out.
         report: hears how many forward passes of a prompt were done.
         expect: hears before how many there will be in this process.
+        pieces: keeps what each prompt gave.
     """
     length = tokens.shape[1]
     plan, rotations = planned(model.spec, length, first, last), dict[int, Any]()
@@ -143,8 +145,11 @@ def evictions(
         loss, kl = retry(lambda: compared(model, [run(view) for view in views], one[0]))
         return {"loss": loss, "kl": kl}
 
-    pieces = each("evict", len(tokens), measured, before=lambda own: expect(float(len(list(own)) * len(views))))
-    loss, kl = pieces.stacked("loss"), pieces.stacked("kl")  # [prompt, row, predicted]
+    def before(share: Iterable[int]) -> None:
+        expect(float(len(list(share)) * len(views)))
+
+    by_prompt = pieces.each("evict", len(tokens), measured, before=before)
+    loss, kl = by_prompt.stacked("loss"), by_prompt.stacked("kl")  # [prompt, row, predicted]
     check_losses(model, loss)
     found = {name: np.full((len(tokens), len(first), len(last), 2, 2), np.nan) for name in NAMES}
     at = np.arange(length - 1)

@@ -58,6 +58,7 @@ from ..results.profiles import typical
 from ..results.ushape import PARTS, RECENCY, parts_of
 from ..results.variables import Variable
 from ..run.reporting import Progress, part
+from ..run.store import Store
 from ..theory.kernel import second_moment
 from .jacobian import jacobian
 from .reading import Ids, read_prompt, token_name
@@ -103,6 +104,7 @@ def inspect(
     seeds: int = 3,
     seed: int = 0,
     initialization: Rule = CONFIG,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Sensitivity of the prediction that follows a text to each of its tokens, beside what position alone would give.
@@ -121,6 +123,7 @@ def inspect(
         seeds: fresh models of the baseline "init".
         seed: of the sketch's probes and of the windows of the baseline "text".
         initialization: what the weights of these fresh models are drawn from, as in `probes.fresh`.
+        pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share of the work done, 1).
 
     Returns:
@@ -146,26 +149,31 @@ def inspect(
     check_rule(initialization)
     if initialization != CONFIG and baseline != "init":
         raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
-    ids, pieces, text, origin = read_prompt(model, prompt, chat, first)
+    ids, shown, text, origin = read_prompt(model, prompt, chat, first)
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
     chosen = _chosen(model, of, log_p)
     if isinstance(chosen, int) and products is not None:
         raise InputError(f"products={products} has no use with of={of}: one product is exact; leave it out")
 
-    def measured(view: View, ids: Tensor, heard: Progress | None = None, *, method: str = "sketch") -> xr.Dataset:
-        of_text: Any = {"readout": "logits", "progress": heard}
+    def measured(
+        view: View, ids: Tensor, kept: Store, heard: Progress | None = None, *, method: str = "sketch"
+    ) -> xr.Dataset:
+        of_text: Any = {"readout": "logits", "pieces": kept, "progress": heard}
         if isinstance(chosen, int):
             found = jacobian(readout(view, ids, chosen), ids, method="scalar", **of_text)
             return found.assign(stderr=found["stderr"] * 0).fillna({"stderr": 0.0})  # the only direction there is
         how: Any = {"method": method, "products": products, "seed": seed}
         return jacobian(readout(view, ids, chosen), ids, **how, **of_text)
 
-    own = measured(model, tokens, part(progress, 0.0, MEASURED), method=method)
+    pieces = pieces or Store()
+    own = measured(model, tokens, pieces.within("text"), part(progress, 0.0, MEASURED), method=method)
     sensitivity = own["sensitivity"].values[0].astype(float)
     windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens if baseline == "text" else None
     rest_of = part(progress, MEASURED, 1.0)
-    found, by, drawn = _baseline(model, tokens, windows, chosen, baseline, measured, seeds, initialization, rest_of)
+    found, by, drawn = _baseline(
+        model, tokens, windows, chosen, baseline, measured, seeds, initialization, pieces, rest_of
+    )
     if progress is not None:
         progress(1.0, 1.0)
 
@@ -186,7 +194,7 @@ def inspect(
         "probability": Variable(("rank",), "of the next token").of(best.values.exp()),
     }
     coords = {
-        "token": (at, pieces),
+        "token": (at, shown),
         "part_of": (at, parts),
         "part": list(PARTS),
         "next_id": (("rank",), best.indices),
@@ -220,6 +228,7 @@ def _baseline(
     measured: Callable[..., xr.Dataset],
     seeds: int,
     initialization: Rule,
+    pieces: Store,
     progress: Progress | None,
 ) -> tuple[Float[np.ndarray, " position"], str, str | None]:
     """(the curve that is divided by, what it comes from, what fresh weights were drawn from).
@@ -229,18 +238,20 @@ def _baseline(
     if baseline == "none":
         return np.ones(tokens.shape[1]), "nothing", None
     if baseline == "kernel":
-        return _kernel(model, tokens, chosen, progress), "theory", None
+        return _kernel(model, tokens, chosen, pieces.within("baseline"), progress), "theory", None
     known = windows is None and all(model.parts(layer) for layer in range(model.spec.blocks))
     curves, drawn, count = [], None, seeds if windows is None else len(windows)
     for n in range(count):
-        heard = part(progress, n / count, (n + 1) / count)
+        heard, kept = part(progress, n / count, (n + 1) / count), pieces.within(f"baseline {n}")
         if windows is not None:
             view, ids = model, windows[n : n + 1]
         else:
             view, ids = model.reinitialized(n, initialization=initialization), tokens
             drawn = view.identity.initialization
         curves.append(
-            _kernel(view, ids, chosen, heard) if known else measured(view, ids, heard)["sensitivity"].values[0]
+            _kernel(view, ids, chosen, kept, heard)
+            if known
+            else measured(view, ids, kept, heard)["sensitivity"].values[0]
         )
     found = typical(np.stack(curves))
     if windows is not None:
@@ -316,8 +327,11 @@ def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabular
     return logits.log_softmax(-1)
 
 
-def _kernel(model: View, tokens: Tensor, of: str | int, heard: Progress | None) -> Float[np.ndarray, " position"]:
+def _kernel(
+    model: View, tokens: Tensor, of: str | int, pieces: Store, heard: Progress | None
+) -> Float[np.ndarray, " position"]:
     """The second-moment kernel of this model on this text, with its patterns and its score path."""
     view = readout(model, tokens, of)
-    found = second_moment(view, tokens, attention="measured", score_path=True, readout="logits", progress=heard)
+    how: Any = {"attention": "measured", "score_path": True, "readout": "logits"}
+    found = second_moment(view, tokens, pieces=pieces, progress=heard, **how)
     return found["sensitivity"].values[0].astype(float)

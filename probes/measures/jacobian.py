@@ -44,7 +44,7 @@ from ..models.view import View
 from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, Pieces, each
+from ..run.store import Piece, Pieces, Store
 from .estimators import ENGINES, KEPT_BYTES, Estimate, refined, sketch
 
 Method = Literal["exact", "sketch", "scalar"]
@@ -78,6 +78,7 @@ def jacobian(
     engine: Engine = "auto",
     seed: int = 0,
     chunk: int | None = None,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Sensitivity of the readout at one query position to the input at every position.
@@ -101,6 +102,7 @@ def jacobian(
         seed: of the sketch's probes.
         chunk: directions pulled back at once; chosen for speed and the memory there is unless given. Where memory runs out
             nevertheless, the prompt is begun anew with half of it, and its blocks are made again for every chunk.
+        pieces: where what each prompt gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (products done, products in all) as they are done.
 
     Returns:
@@ -169,11 +171,12 @@ def jacobian(
     def expect(numbers: Iterable[int]) -> None:
         report.expect(float(len(list(numbers)) * planned))
 
-    pieces = each("jacobian", len(tokens), lambda n: worked(n, (), first), before=expect)
+    store = pieces or Store()
+    by_prompt = store.each("jacobian", len(tokens), lambda n: worked(n, (), first), before=expect)
     if auto:
-        pieces = refined(pieces, further, relative_error, report)
+        by_prompt = refined(store, by_prompt, further, relative_error, report)
     report.finish()
-    used = pieces.stacked("engines")
+    used = by_prompt.stacked("engines")
     options = {
         "products": budget if method == "sketch" else most,
         "relative_error": relative_error if auto else None,
@@ -184,7 +187,7 @@ def jacobian(
         "seed": seed,
     }
     made = dataset(
-        labelled(VARIABLES, _values(model, pieces, len(layers), length)),
+        labelled(VARIABLES, _values(model, by_prompt, len(layers), length)),
         tokens=tokens,
         coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), **by_block(model.spec, layers)},
         attrs=provenance(model, tokens, measurement="jacobian", method=method, **options)

@@ -111,6 +111,7 @@ from ..run import processes
 from ..run.memory import available, own_memory
 from ..run.reporting import Progress
 from ..run.spool import GPU_SHARE, HELD
+from ..run.store import Store
 from . import leakage_nulls as nulls
 from .leakage_forms import NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES, resampling, splits
 from .leakage_samples import LEAST_PROMPTS, TOKENS_AT_ONCE, Band, blocks_of
@@ -135,6 +136,7 @@ def leakage(
     documents: Sequence[str] | None = None,
     fresh: int | None = None,
     initialization: Rule = CONFIG,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """How much attention to the token `lag` back depends on where the query stands, and through which source.
@@ -151,6 +153,7 @@ def leakage(
         fresh: prompts of the null of fresh weights (the first of each half), 0 for none; if not given 64, where memory has
             room for a second copy of the weights.
         initialization: what those weights are drawn from, as in `probes.fresh`.
+        pieces: where what each block gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (blocks done, blocks in all); blocks of fresh weights count by their share of the prompts.
 
     Returns:
@@ -186,13 +189,15 @@ def leakage(
         if progress is not None:
             progress(total * before + size * done, total * (1 + share))
 
+    pieces = pieces or Store()
     beside = {"null_uniform": (nulls.uniform(model, tokens.shape[1], bands)[None], "uniform attention")}
     if fresh:
         of_fresh = {"seed": seed, "initialization": initialization, "bootstrap": bootstrap, "documents": documents}
+        of_fresh["pieces"] = pieces.within("fresh")
         beside["null_fresh"] = nulls.fresh(
             model, tokens, bands, lags, fresh, progress=partial(told, 0.0, share), **of_fresh
         )
-    found = splits(model, tokens, bands, lags, drawn, partial(told, share, 1.0))
+    found = splits(model, tokens, bands, lags, drawn, partial(told, share, 1.0), pieces=pieces)
     shuffled = nulls.shuffled(found.pop("shuffled")[0])
     beside["null_shuffled"] = (shuffled[None], "97.5 % quantile under shuffled query labels")
     variables: dict[str, tuple[Any, ...]] = {}

@@ -19,6 +19,7 @@ from ..models.checks import not_finite
 from ..models.view import View
 from ..results import statistics
 from ..run.reporting import Progress
+from ..run.store import Store
 from .leakage_samples import Band, Half, Sampled, Samples, by_block, halves_of
 
 NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
@@ -42,6 +43,8 @@ def splits(
     lags: Sequence[int],
     drawn: Int[Tensor, "resample prompt"],
     progress: Progress | None = None,
+    *,
+    pieces: Store,
 ) -> dict[str, Float[np.ndarray, "_ _ layer head band"]]:
     """Both forms of every block under each resampling of the prompts, [resample, entry, layer, head, band].
 
@@ -50,7 +53,7 @@ def splits(
     Raises:
         InputError: values that are not finite.
     """
-    blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress)
+    blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress, pieces=pieces)
     found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
     if not all(np.isfinite(values).all() for values in found.values()):
         raise not_finite(model, "attention logits")

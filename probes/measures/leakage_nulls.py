@@ -30,7 +30,7 @@ from ..models.view import View
 from ..results.statistics import INTERVAL
 from ..run.memory import available
 from ..run.reporting import Progress
-from ..run.resume import within
+from ..run.store import Store
 from .leakage_forms import resampling, splits
 from .leakage_samples import LEAST_PROMPTS, Band, halves_of
 
@@ -80,6 +80,7 @@ def fresh(
     bootstrap: int,
     documents: Sequence[str] | None = None,
     progress: Progress | None = None,
+    pieces: Store,
 ) -> tuple[Float[np.ndarray, "resample band"], str]:
     """The total of fresh weights under each resampling of its prompts, and what they were drawn from, in words.
 
@@ -94,9 +95,8 @@ def fresh(
     chosen: list[int] = [half.start + n for size, half in zip(sizes, halves, strict=True) for n in range(size)]
     named = None if documents is None else [documents[n] for n in chosen]
     twin = model.reinitialized(seed, initialization=initialization)
-    with within("fresh"):
-        drawn = resampling(prompts, bootstrap, seed, named)
-        found = splits(twin, tokens[torch.tensor(chosen)], bands, lags, drawn, progress)
+    drawn = resampling(prompts, bootstrap, seed, named)
+    found = splits(twin, tokens[torch.tensor(chosen)], bands, lags, drawn, progress, pieces=pieces)
     rule = twin.identity.initialization
     said = f"fresh weights ({'' if rule is None else f'{rule}; '}seed {seed}, {prompts} prompts)"
     return found["log_form"][:, 0].mean((1, 2)), said

@@ -11,6 +11,7 @@ Definitions, names and sources are those of `probes.leakage`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,8 +26,8 @@ from ..run import processes
 from ..run.memory import trim
 from ..run.precision import double, precise
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, shared
 from ..run.spool import Spool
+from ..run.store import Piece, Store
 from .attention import by_layer, diagonals, normalizers, pairs
 
 TOKENS_AT_ONCE = 2048  # of prompts run through a block together: a chunk
@@ -108,6 +109,8 @@ def by_block(
     lags: Sequence[int],
     summed_up: Callable[[Sampled], dict[str, Tensor]],
     progress: Progress | None = None,
+    *,
+    pieces: Store,
 ) -> list[Piece]:
     """`summed_up` of every block's samples; all prompts run through a block before the next.
 
@@ -121,8 +124,10 @@ def by_block(
         if not owner:
             return
         rounds = sorted(owner)[len(shares) - 1 :: len(shares)]  # after these blocks everybody has one
-        streams, held, aside = (Spool.beside(model.device) for _ in range(3))
-        with streams, held, aside:
+        with ExitStack() as ends:
+            streams, held, aside = (
+                ends.enter_context(closing(Spool.beside(model.device, pieces.folder))) for _ in range(3)
+            )
             gathered, mine = _Gathered(model, tokens, streams, held), None
             for layer, attentions in by_layer(model, streams):
                 if layer in owner and gathered.take(attentions, owner[layer]):
@@ -139,7 +144,7 @@ def by_block(
                 if last:
                     return
 
-    found = list(shared("leakage", model.spec.blocks, measured))
+    found = list(pieces.shared("leakage", model.spec.blocks, measured))
     report.finish()
     return found
 

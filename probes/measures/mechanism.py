@@ -55,7 +55,7 @@ from ..results.curves import band
 from ..results.variables import Variable
 from ..run.precision import double, precise
 from ..run.reporting import Report
-from ..run.resume import Piece
+from ..run.store import Piece, Store
 from ..theory.kernel import second_moment
 from .jacobian import jacobian
 
@@ -296,7 +296,14 @@ def _parts(
 
 
 def profiles(
-    model: View, tokens: Tensor, couple: Couple, depths: np.ndarray, *, initialization: Rule, seed: int
+    model: View,
+    tokens: Tensor,
+    couple: Couple,
+    depths: np.ndarray,
+    *,
+    initialization: Rule,
+    seed: int,
+    pieces: Store,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """`profile`, `profile_init` and `kernel` by depth, from ordinary text; attributes that say why one is missing.
 
@@ -306,6 +313,7 @@ def profiles(
         depths: the pairs.
         initialization: what fresh weights are drawn from, as in `View.reinitialized`.
         seed: of the fresh weights and of the sketch.
+        pieces: keeps what each prompt gave.
     """
 
     def by_depth(curves: Any) -> np.ndarray:
@@ -314,11 +322,11 @@ def profiles(
 
     found, missing = {}, {}
     how: dict[str, Any] = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}
-    found["profile"] = by_depth(jacobian(model, tokens, **how)["elasticity"])
+    found["profile"] = by_depth(jacobian(model, tokens, pieces=pieces.within("profile"), **how)["elasticity"])
     fresh = model.reinitialized(seed, initialization=initialization)
-    found["profile_init"] = by_depth(jacobian(fresh, tokens, **how)["elasticity"])
+    found["profile_init"] = by_depth(jacobian(fresh, tokens, pieces=pieces.within("profile init"), **how)["elasticity"])
     try:
-        kernel = second_moment(model, tokens, attention="measured", score_path=True)
+        kernel = second_moment(model, tokens, attention="measured", score_path=True, pieces=pieces)
         found["kernel"] = by_depth(kernel["sensitivity"])
     except InputError as error:  # blocks that cannot be taken apart
         missing["kernel_missing"] = str(error)

@@ -47,7 +47,7 @@ from ..results.variables import Variable, labelled
 from ..run.memory import Retry, parts
 from ..run.precision import double
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, each
+from ..run.store import Piece, Store
 from . import mechanism as mechanisms
 
 CONTEXTS, PILOT, CANDIDATES = 100, 8, 36
@@ -94,6 +94,7 @@ def retrieval(
     profile_prompts: int = mechanisms.PROFILE_PROMPTS,
     initialization: Rule = CONFIG,
     seed: int = 0,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Ask for every pair of lists of pairs: what a model recalls by the depth at which it stands.
@@ -118,6 +119,7 @@ def retrieval(
         profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
         initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
         seed: decides the contexts, and all else that is drawn.
+        pieces: where what each context gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (questions done, questions in all); a backward pass of the mechanism counts as several.
 
     Returns:
@@ -141,6 +143,7 @@ def retrieval(
     makers = [Maker(model, rungs[0], form, first=first, chat=chat, orders=orders)]
     report = Report(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
     piloted: list[tuple[float, float]] = []
+    pieces = pieces or Store()
     if len(rungs) > 1 and pilot:
         for n, rung in enumerate(rungs):
             if n:
@@ -148,11 +151,11 @@ def retrieval(
                     makers.append(Maker(model, rung, form, first=first, chat=chat, orders=orders))
                 except InputError:  # too long for the model, or too many keys: the ladder ends below it
                     break
-            found = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report).run(f"pilot {n}", pilot)
+            found = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report, pieces).run(f"pilot {n}", pilot)
             piloted.append((float(found["exact"].mean()), float(found["log_p"].mean())))
             if piloted[-1][0] <= EASY:
                 break
-    ask = _Asking(model, makers[-1], depths, candidates, seed, report)
+    ask = _Asking(model, makers[-1], depths, candidates, seed, report, pieces)
     query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
     chosen = asked_depths(len(ask.depths), mechanism_depths)
     text = mechanisms.text(model, profile_prompts, query + 1, first, seed) if mechanism else None
@@ -276,8 +279,16 @@ class _Asking:
     """Asks contexts of one rung, couple by couple."""
 
     def __init__(
-        self, model: View, maker: Maker, depths: int | None, candidates: int, seed: int, report: Report
+        self,
+        model: View,
+        maker: Maker,
+        depths: int | None,
+        candidates: int,
+        seed: int,
+        report: Report,
+        pieces: Store,
     ) -> None:
+        self.pieces = pieces
         self.model, self.maker, self.candidates, self.seed, self.report = model, maker, candidates, seed, report
         self.depths = asked_depths(maker.rung.pairs, depths)
         self.retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
@@ -287,7 +298,7 @@ class _Asking:
 
     def run(self, stage: str, contexts: int) -> dict[str, np.ndarray]:
         """Every variable by context and depth."""
-        pieces = each(stage, contexts // 2, lambda number: self.retry(lambda: self._piece(number)))
+        pieces = self.pieces.each(stage, contexts // 2, lambda number: self.retry(lambda: self._piece(number)))
         return {name: pieces.stacked(name).reshape(contexts, -1) for name in MEASURED}
 
     def _piece(self, number: int) -> Piece:
@@ -319,13 +330,13 @@ class _Asking:
                 self.model, couple, side, depths, asked, fisher=fisher, seed=seed, report=self.report
             )
 
-        pieces = each("mechanism", contexts, lambda number: self.retry(lambda: one(number)))
+        pieces = self.pieces.each("mechanism", contexts, lambda number: self.retry(lambda: one(number)))
         names = [name for name in mechanisms.VARIABLES if name in pieces[0]]
         found = {name: pieces.stacked(name) for name in names}
         found["norm_profile"] = self.norm_profile(contexts)
         if text is None:
             return found, {}
-        how: Any = {"initialization": initialization, "seed": self.seed}
+        how: Any = {"initialization": initialization, "seed": self.seed, "pieces": self.pieces}
         curves, missing = mechanisms.profiles(self.model, text, self.couple(0), self.depths, **how)
         return found | curves, missing
 
@@ -336,8 +347,8 @@ class _Asking:
             couple, seed = self.couple(number // 2), [self.seed, number, 1]
             return mechanisms.behind_lists(self.model, couple, number % 2, self.depths, seed=seed, report=self.report)
 
-        lines = each("behind lists", contexts, lambda number: self.retry(lambda: one(number))).stacked("lines")
-        return np.sqrt(lines.mean(0))
+        pieces = self.pieces.each("behind lists", contexts, lambda number: self.retry(lambda: one(number)))
+        return np.sqrt(pieces.stacked("lines").mean(0))
 
     def _asked(self, couple: Couple, number: int, side: int) -> list[Asked]:
         """The questions of one context, each with the values that are compared, its own first."""

@@ -30,7 +30,7 @@ from ..models.checks import not_finite
 from ..models.erase import log_position
 from ..models.view import View
 from ..run.precision import double, precise
-from ..run.resume import Piece
+from ..run.store import Piece
 from .trajectory import passing
 
 STRENGTHS = 10.0 ** np.arange(-9, 4)

@@ -21,7 +21,7 @@ from ..models.fused import query_blocks
 from ..models.view import Attention, View
 from ..run.memory import shares
 from ..run.precision import double, precise, total
-from ..run.resume import Piece, Pieces
+from ..run.store import Piece, Pieces
 from .attention import column_statistics, columns, normalizers, outputs
 from .collectors import counted
 

@@ -71,7 +71,7 @@ from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, each, groups
+from ..run.store import Piece, Store, groups
 from .attention import pattern_blocks, run_watched
 from .collectors import TABLE, collectors, named
 from .consequences import LOGITS_AT_ONCE as READ_AT_ONCE
@@ -105,6 +105,7 @@ def sinks(
     evict: Any = None,
     keep: Any = None,
     documents: Sequence[str] | None = None,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Sink metrics of chosen keys, and which heads attend to, read and react to position 0.
@@ -128,6 +129,7 @@ def sinks(
         keep: numbers of last keys that it keeps, the query's own among them; (64, 128, 256) unless told, as far as prompts
             are longer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
+        pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (prompts done, prompts in all), fractions included.
 
     Returns:
@@ -173,7 +175,8 @@ def sinks(
     of_cache = evict_passes(model, len(tokens), tokens.shape[1], evict, keep)
     later = passes_in_all(model, len(tokens), effect, effect_prompts) + of_cache
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
-    found = _summed(model, other, tokens, sums, retry, report, later)
+    pieces = pieces or Store()
+    found = _summed(model, other, tokens, sums, retry, report, later, pieces)
     by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
     if model.spec.post_norm:
         by_head = {name: each for name, each in by_head.items() if name not in BESIDE}
@@ -188,12 +191,12 @@ def sinks(
     if heads_asked != 0:
         first = best(found | {name: one.value for name, one in intervals.items()}, heads_asked)
         some = tokens[: int(effect_prompts)]
-        effects_found = effects(model, some, first, retry, passed, lambda more: report.expect(more + of_cache))
+        effects_found = effects(model, some, first, retry, passed, lambda more: report.expect(more + of_cache), pieces)
         intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
         unmeasured = np.full((len(tokens) - len(some), *found["reads"].shape), np.nan)
         by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
     if first_keys:
-        evicted = evictions(model, tokens, first_keys, last_keys, retry, passed, report.expect)
+        evicted = evictions(model, tokens, first_keys, last_keys, retry, passed, report.expect, pieces)
         intervals |= estimates(evicted, documents)
         by_head |= evicted
     report.finish()
@@ -242,7 +245,14 @@ def sinks(
 
 
 def _summed(
-    model: View, other: View | None, tokens: Tensor, sums: Sums, retry: Retry, report: Report, later: float
+    model: View,
+    other: View | None,
+    tokens: Tensor,
+    sums: Sums,
+    retry: Retry,
+    report: Report,
+    later: float,
+    store: Store,
 ) -> dict[str, np.ndarray]:
     """What `sums` gives of all prompts; `other` is the view with another embedding at position 0, if there is one.
 
@@ -269,7 +279,7 @@ def _summed(
     def expect(numbers: Iterable[int]) -> None:
         report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
 
-    pieces = each("sinks", len(together), lambda group: retry(lambda: sum_of(together[group])), before=expect)
+    pieces = store.each("sinks", len(together), lambda group: retry(lambda: sum_of(together[group])), before=expect)
     found = sums.results(pieces)
     if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
         raise not_finite(model, "attention")

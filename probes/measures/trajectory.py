@@ -49,7 +49,7 @@ from ..results.variables import Variable, labelled
 from ..run.memory import Retry, shares
 from ..run.precision import double
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, Pieces, each, groups
+from ..run.store import Piece, Pieces, Store, groups
 from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
 
 STARTS = 64  # 2,016 pairs
@@ -98,6 +98,7 @@ def trajectory(
     *,
     starts: int = STARTS,
     seed: int = 0,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """The stream at position 0 through the blocks: what it depends on, how large it is, and what it converges to.
@@ -112,6 +113,7 @@ def trajectory(
             reads as zero. Of a view whose position 0 is replaced (`probes.models.swap.swapped`) the view without
             that is taken for this part.
         seed: which tokens these are.
+        pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (passes done, passes in all).
 
     Returns:
@@ -142,7 +144,8 @@ def trajectory(
     unchanged: View = unswapped(model)
     ids = drawn_starts(unchanged, tokens, pool, starts, seed)
     report = Report(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
-    found = [_along(model, batch, report) for batch in batches.values()]
+    pieces = pieces or Store()
+    found = [_along(model, batch, report, pieces.within(first)) for first, batch in batches.items()]
     for one in found:  # "text" has one position less
         missing = tokens.shape[1] - one["norm"].shape[1]
         one["norm"] = np.pad(one["norm"], ((0, 0), (0, missing)), constant_values=np.nan)
@@ -218,7 +221,7 @@ def cells(row: Row) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------- along the blocks
 
 
-def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) -> dict[str, np.ndarray]:
+def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report, store: Store) -> dict[str, np.ndarray]:
     """The variables of one `first`, by name, but for those of convergence."""
     count, length = tokens.shape
     layers, width = model.spec.blocks + 1, model.spec.width
@@ -253,7 +256,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
             found[f"counts {layer}"] = own[bins]
         return found
 
-    pieces = each("trajectory", len(together), lambda group: retry(lambda: passed(together[group])))
+    pieces = store.each("trajectory", len(together), lambda group: retry(lambda: passed(together[group])))
     norms = np.zeros((count, layers, length))
     counts = np.zeros((layers, 1 << BITS), dtype=np.int64)
     value, magnitude = np.zeros((layers, width)), np.zeros((layers, width))
@@ -274,7 +277,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report) 
         np.sum([_counts(np.abs(piece[name]), median) for piece in pieces], axis=0) / count
         for name in ("zero", "highest")
     )
-    later, alone = _closed(model, tokens, together, pieces, retry)
+    later, alone = _closed(model, tokens, together, pieces, retry, store)
     return {
         "later_difference": later,
         "alone_difference": alone,
@@ -315,7 +318,7 @@ def _median(counts: Int[np.ndarray, " bin"]) -> float:
 
 
 def _closed(
-    model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, retry: Retry
+    model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, retry: Retry, store: Store
 ) -> tuple[np.ndarray, np.ndarray]:
     """What position 0 depends on, [layer] each.
 
@@ -344,7 +347,7 @@ def _closed(
             retry.report()
         return {"later": largest}
 
-    found = each("position 0", len(together), lambda group: retry(lambda: compared(together[group])))
+    found = store.each("position 0", len(together), lambda group: retry(lambda: compared(together[group])))
     later = np.stack([piece["later"] for piece in found]).max(0)
     relative = np.zeros(model.spec.blocks + 1)
     # Together, but few enough that their streams take little memory.

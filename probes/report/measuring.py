@@ -253,7 +253,7 @@ def _measure(
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)
-    shutil.rmtree(scratch)
+    shutil.rmtree(scratch, ignore_errors=True)
     for folder in (scratch.parent, scratch.parent.parent):
         with suppress(OSError):  # another study's unfinished work is in it
             folder.rmdir()

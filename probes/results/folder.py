@@ -16,7 +16,7 @@ import xarray as xr
 
 from ..errors import InputError
 from ..run.files import file_name
-from ..run.unfinished import FOLDER
+from ..run.store import FOLDER
 from .dataset import PACKED, load
 
 MAP = "map"

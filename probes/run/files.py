@@ -41,7 +41,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
         InputError: the folder cannot be made or written to, or the disk is full.
     """
     path = Path(path)
-    temporary, made = None, _missing(path.parent)
+    temporary, made = None, missing_folders(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
@@ -64,7 +64,7 @@ def atomic(path: str | Path) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        _remove(made)
+        remove_empty(made)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def together() -> Iterator[None]:
         found, _waiting = _waiting, None
         for temporary, _, made in found:
             temporary.unlink(missing_ok=True)
-            _remove(made)  # stays where it holds files
+            remove_empty(made)  # stays where it holds files
 
 
 def system_error(error: Exception) -> str | None:
@@ -113,12 +113,12 @@ def waiting(path: str | Path) -> Path:
     return places.get(Path(path), Path(path))
 
 
-def _missing(folder: Path) -> list[Path]:
+def missing_folders(folder: Path) -> list[Path]:
     """Those of a folder and the folders above it that are not there, the deepest first."""
     return [path for path in (folder, *folder.parents) if what_is(path) == "nothing"]
 
 
-def _remove(folders: Sequence[Path]) -> None:
+def remove_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # not made, or somebody else's file is in it
             folder.rmdir()
@@ -141,7 +141,7 @@ def require_writable(folder: str | Path) -> None:
             raise InputError(f"cannot write to '{folder}' ('{nearest}' is no folder); choose another folder")
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise InputError(f"cannot write to '{folder}' ('{nearest}' gives no permission); choose another folder")
-        missing = _missing(folder)
+        missing = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -149,7 +149,7 @@ def require_writable(folder: str | Path) -> None:
         reason = error.strerror or error
         raise InputError(f"cannot write to '{folder}' ({reason}); choose another folder") from None
     finally:
-        _remove(missing)
+        remove_empty(missing)
 
 
 def remove_cut_short(folder: Path, name: str) -> None:

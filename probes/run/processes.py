@@ -1,7 +1,7 @@
 """Several processes, one result: who this process is, and what the others found.
 
 A launcher (`accelerate launch -m probes ...`, `torchrun -m probes ...`) starts the same command several times and says
-so in the environment. After `join` the probes share prompts between the processes (`probes.run.resume`), every process
+so in the environment. After `join` the probes share prompts between the processes (`probes.run.store`), every process
 ends with the same result, and only the first one writes and prints. What is exchanged is small and goes over gloo,
 through the CPU's memory, whatever device the models are on.
 

@@ -5,7 +5,7 @@ logits of a fresh model, and with it how far patterns are from uniform and how m
 of values (`theory.py`). The map moves it from 0.05 to 2 and, one at a time, everything else: depth, prompt length, width at
 equal d sigma^2, residual scale, rotation, sliding windows; and it holds the usual models' own configurations.
 
-Every place is a unit of its own (`probes.run.unfinished`), so that an interrupted map resumes.
+Every place is a unit of its own (`probes.run.store`), so that an interrupted map resumes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from ..models.load import fresh
 from ..results.curves import rms_profile
 from ..results.dataset import dataset, made_with, save
 from ..results.theory_map import BLOCKS, CURVES, FACTOR
+from ..run.files import together
 from ..run.progress import Advance
+from ..run.store import Store, going_on, unfinished
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment, second_moment_from_config
-from .runner import Told, kept_units, require_free
+from .runner import Told, kept, require_free
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 
@@ -170,45 +172,42 @@ def atlas(
         with constant patterns. All are root mean squares over seeds. The fields of `Place` are coordinates.
 
     Raises:
-        InputError: no places, a folder that cannot be written to, or an unfinished map with other seeds or products in it.
+        InputError: no places, or a folder that cannot be written to.
     """
     if not chosen:
         raise InputError("no places on the map; give at least one")
     if seeds < 1:
         raise InputError(f"seeds={seeds} leaves no fresh model; give at least 1")
     out = Path(out)
-    unfinished = kept_units(out, "map")
-    require_free([out / f"map.{ending}" for ending in ("nc", "png", "svg", "md")])
-    keys = {place.label(): asdict(place) | {"seeds": seeds, "products": products} for place in chosen}
-    for label, key in keys.items():
-        unfinished.check(label, key)
-    if told is not None and (line := unfinished.going_on(list(keys))):
-        told(line)
-    measured = []
-    for place, (label, key) in zip(chosen, keys.items(), strict=True):
-        advance("map", float(len(measured)), float(len(chosen)))
-        measured.append(unfinished.unit(label, key, partial(_measure, place, seeds, products)))
-    result = _join(chosen, measured, seeds, products)
-
-    def write() -> None:
-        save(result, out / "map.nc")
-        finish(result)
-
-    unfinished.finish(write)
+    with unfinished(out, "map") as root:
+        require_free([out / f"map.{ending}" for ending in ("nc", "png", "svg", "md")])
+        more = {"seeds": seeds, "products": products, "headwater": made_with()["headwater"]}
+        stores = {place.label(): Store(root, place.label(), asdict(place) | more) for place in chosen}
+        if told is not None and (line := going_on(stores)):
+            told(line)
+        measured = []
+        for place in chosen:
+            advance("map", float(len(measured)), float(len(chosen)))
+            measured.append(kept(stores[place.label()], partial(_measure, place, seeds, products)))
+        result = _join(chosen, measured, seeds, products)
+        with together():
+            save(result, out / "map.nc")
+            finish(result)
     advance("map", float(len(chosen)), float(len(chosen)))
     return result
 
 
-def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
+def _measure(place: Place, seeds: int, products: int, pieces: Store) -> xr.Dataset:
     config = place.configuration()
     found: dict[str, list[np.ndarray]] = {}
     errors = []
     for seed in range(seeds):
+        store = pieces.within(str(seed))
         model = fresh(config, seed, residual_scale=place.residual_scale, positional=place.rope)
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(2, model.spec.vocabulary, (1, place.length), generator=generator)
         sketch: Any = {"method": "sketch", "products": products, "seed": seed}
-        measured = jacobian(model, tokens, **sketch)
+        measured = jacobian(model, tokens, pieces=store, **sketch)
         results = {
             "measured": measured,
             "uniform": second_moment(model, tokens),
@@ -216,7 +215,7 @@ def _measure(place: Place, seeds: int, products: int) -> xr.Dataset:
             "score_path": second_moment(model, tokens, attention="measured", score_path=True),
         }
         if place.name or (place.group == "depth" and place.blocks <= BLOCKS):  # elsewhere d sigma^2 says it
-            results["value"] = jacobian(model, tokens, pathway="value", **sketch)
+            results["value"] = jacobian(model, tokens, pathway="value", pieces=store.within("value"), **sketch)
         if place.residual_scale == 1:  # a configuration has no such number
             results["config"] = second_moment_from_config(config, tokens=tokens)
             results["amplitudes"] = second_moment_from_config(config, tokens=tokens, adding="amplitudes")

@@ -59,6 +59,7 @@ from ..results.tables import write_report
 from ..results.ushape import SHORTEST
 from ..run.precision import double
 from ..run.progress import Advance
+from ..run.store import Store
 from ..theory.kernel import second_moment
 from .match_layout import STATES, TRAININGS, Variables, of_model, of_runs, of_toys
 from .match_report import match_report
@@ -134,7 +135,7 @@ def match(
             the first 8 for everything else.
 
     Raises:
-        InputError: bad input, found before anything is trained, or unfinished work with other settings in `out`.
+        InputError: bad input, found before anything is trained.
     """
     out, asked = Path(out), Given(**{"prompts": 64, **given})
     if seeds < 1:
@@ -169,8 +170,8 @@ def match(
         groups = maker.toys([plans[one.name] for one in models], out / TOYS, advance)
         trained.update((one.name, own) for one, own in zip(models, groups, strict=True))
 
-    def measure(model: View, one: Subject, tell: Tell) -> xr.Dataset:
-        beside: dict[str, Any] = {"documents": one.drawn.documents, "cache": cache, "progress": tell}
+    def measure(model: View, one: Subject, tell: Tell, pieces: Store) -> xr.Dataset:
+        beside: dict[str, Any] = {"documents": one.drawn.documents, "cache": cache, "progress": tell, "pieces": pieces}
         made = measured(model, one.tokens, trained[one.name], seed=asked.seed, **options, **beside)
         notes = json.dumps(list(plans[one.name].notes))
         return made.assign_attrs(notes=notes, toys=json.dumps(toys), quick=int(quick))
@@ -183,7 +184,7 @@ def match(
         write_report(match_report(results), out / f"{NAME}.md")
 
     def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
-        return [Unit(name, {**asked.chosen(), **options, "toys": toys, "quick": quick}, measure)]
+        return [Unit(name, {**options, "seed": asked.seed, "toys": toys, "quick": quick}, measure)]
 
     study = Study(NAME, units, write, check=check, prepare=prepare, files=[f"{NAME}.md"])
     run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
@@ -240,10 +241,11 @@ def measured(
     seed: int = 0,
     documents: Sequence[str] | None = None,
     cache: dict[str, tuple[xr.Dataset, ...]] | None = None,
+    pieces: Store | None = None,
     progress: Callable[[float, float], None] = lambda done, total: None,
 ) -> xr.Dataset:
     """A model and its toys, measured; the layout is the module's text. `cache` holds toys that several models share."""
-    cache = {} if cache is None else cache
+    cache, pieces = {} if cache is None else cache, pieces or Store()
     done, total = 0.0, 1 + seeds + sum(len(group.members) / 10 for group in groups if group.key not in cache)
 
     def step(more: float) -> None:
@@ -251,10 +253,10 @@ def measured(
         done += more
         progress(done, total)
 
-    def of_toy(member: Member, training: str) -> xr.Dataset:
+    def of_toy(member: Member, training: str, kept: Store) -> xr.Dataset:
         view, read = member.view, member.prompts
         own = tokens[:TOY_PROMPTS, : view.spec.max_length] if read is None else read(TOY_PROMPTS)
-        made = portrait(view, own, stationary=training != "in-context", bootstrap=0, seed=seed)
+        made = portrait(view, own, stationary=training != "in-context", bootstrap=0, seed=seed, pieces=kept)
         step(0.1)
         return made
 
@@ -264,10 +266,12 @@ def measured(
     portraits, kernels = {}, {}
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
     options: dict[str, Any] = {"products": PRODUCTS, "bootstrap": bootstrap, "seed": seed, "documents": documents}
+    theory: dict[str, Any] = {"attention": "measured", "score_path": True}
     for place, view in views.items():
-        portraits[place] = portrait(view, tokens, **options)
+        kept = pieces.within("{} {}".format(*place))
+        portraits[place] = portrait(view, tokens, pieces=kept, **options)
         if apart:
-            kernels[place] = second_moment(view, few, attention="measured", score_path=True)["sensitivity"].values
+            kernels[place] = second_moment(view, few, pieces=kept, **theory)["sensitivity"].values
         step(1.0)
 
     toys: dict[tuple[str, str], Sequence[xr.Dataset]] = {}
@@ -275,7 +279,8 @@ def measured(
     for group in groups:
         of, members = (group.variant, group.training), group.members
         if group.training == "init" or group.key not in cache:  # fresh toys read the model's own prompts
-            cache[group.key] = tuple(of_toy(one, group.training) for one in members)
+            kept = pieces.within(f"{group.variant} {group.training}")
+            cache[group.key] = tuple(of_toy(one, group.training, kept.within(str(n))) for n, one in enumerate(members))
         toys[of] = cache[group.key]
         runs[of] = of_runs([member.seed for member in members], toys[of])
         for name in ("loss", "accuracy", "log_p", "target") if group.training != "init" else ():

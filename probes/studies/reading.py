@@ -12,8 +12,11 @@ import xarray as xr
 from ..data.chat import Chat, conversations
 from ..measures.inspect import inspect
 from ..models.view import View
+from ..run import processes
+from ..run.files import together
 from ..run.progress import Advance
-from .runner import kept_units, measured_on
+from ..run.store import Store, unfinished
+from .runner import kept, measured_on
 
 
 def read(
@@ -29,10 +32,9 @@ def read(
     """`probes.inspect(model, prompt, chat=chat, **options)`, or what is missing of it in the folder; `write` writes it.
 
     Raises:
-        InputError: as `probes.inspect` does, the folder cannot be written to, or another text or other options were begun in
-            it.
+        InputError: as `probes.inspect` does, or the folder cannot be written to.
     """
-    unfinished, label = kept_units(out, "inspect"), f"{model.identity.name} inspect"
+    label = f"{model.identity.name} inspect"
     # Its letters as ids: the hash tells texts apart.
     letters = torch.tensor(
         [[ord(letter) for letter in str(prompt if chat is None else conversations(chat))]], dtype=torch.int64
@@ -41,9 +43,12 @@ def read(
     def progress(done: float | int, total: float | int) -> None:
         advance(label, float(done), float(total))
 
-    def measure() -> xr.Dataset:
-        return inspect(model, prompt, chat=chat, progress=progress, **options)
+    def measure(pieces: Store) -> xr.Dataset:
+        return inspect(model, prompt, chat=chat, pieces=pieces, progress=progress, **options)
 
-    result = unfinished.unit(label, measured_on(model, letters) | options, measure)
-    unfinished.finish(lambda: write(result))
+    with unfinished(Path(out), "inspect") as root:
+        result = kept(Store(root, label, measured_on(model, letters) | options), measure)
+        if processes.first():
+            with together():
+                write(result)
     return result

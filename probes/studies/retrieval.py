@@ -22,6 +22,7 @@ from ..results.dataset import options_of
 from ..results.tables import Report, Table, interval, write_report
 from ..results.ushape import SHORTEST
 from ..run.progress import Advance
+from ..run.store import Store
 from .runner import Loading, Prompts, Results, Study, Subject, Tell, Told, Unit, planned, run, write_results
 
 NAME = "retrieval"
@@ -98,8 +99,8 @@ def retrieval(
     out, options = Path(out), dict(options)
 
     def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
-        def made(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
-            return measure.retrieval(model, progress=tell, **options)
+        def made(model: View, subject: Subject, tell: Tell, pieces: Store) -> xr.Dataset:
+            return measure.retrieval(model, pieces=pieces, progress=tell, **options)
 
         return [Unit(f"{name} {NAME}", options | {"template": _content(options["template"])}, made)]
 

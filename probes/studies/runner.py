@@ -2,10 +2,9 @@
 
 A study is a declaration (`Study`): its name, the units of a model, what becomes of them. `run` does the rest. A unit is what
 is measured in one go: a model under one condition, or with one replacement at position 0. Units that are done wait in
-`OUT/unfinished` (`probes.run.unfinished`) until all of them are; the same command then reads them and resumes.
+`OUT/unfinished` (`probes.run.store`) until all of them are; the same command then reads them and resumes.
 
-A unit's key says what it was measured with. Where it holds the options that chose the prompts, the hash of the prompts
-decides whether these are the same (a text may have moved), and the options only say why not.
+A unit's key says what it was measured with: the options, and the hash of the prompts instead of what chose them.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from ..models.load import Backend, DType, load
 from ..models.memory import weights_of
 from ..models.view import View
 from ..results.dataset import from_bytes, provenance, save, to_bytes
+from ..run import processes
 from ..run.files import file_name, together
 from ..run.progress import Advance, announce
-from ..run.unfinished import Unfinished
+from ..run.store import RESULT, Piece, Store, going_on, unfinished
 
 Results: TypeAlias = dict[str, xr.Dataset]
 Told: TypeAlias = Callable[[str], object]
@@ -163,13 +163,13 @@ class Tell(Protocol):
 class Unit:
     """What is measured in one go.
 
-    `key` is what beside model and prompts the result depends on; `weights` makes the model that is measured of the one that
-    was loaded, where it is another.
+    `key` is what beside label, model and prompts the result depends on; `weights` makes the model that is measured of the
+    one that was loaded, where it is another.
     """
 
     label: str
     key: Mapping[str, Any]
-    measure: Callable[[View, Subject, Tell], xr.Dataset]
+    measure: Callable[[View, Subject, Tell, Store], xr.Dataset]
     weights: Callable[[View], View] | None = None
 
 
@@ -220,53 +220,59 @@ def run(
         told: hears in one line which units are there already, and for every model what it will take.
 
     Raises:
-        InputError: bad input, found before anything is measured, or unfinished work with other settings in `out`.
+        InputError: bad input, found before anything is measured.
     """
     said = told or (lambda line: None)
-    unfinished = kept_units(out, study.name)
-    labels: list[str] = []
+    stores: dict[str, Store] = {}
+    with unfinished(out, study.name) as root:
 
-    def check(model: View, name: str, tokens: Tensor) -> None:
-        study.check(model, name, tokens)
-        for unit in study.units(model, name, tokens):
-            labels.append(unit.label)
-            if unfinished.has(unit.label):  # fresh weights follow from the seed; they are not made for this
-                key = {**measured_on(model, tokens), **unit.key}
-                unfinished.check(unit.label, key, without=("weights",) if unit.weights else ())
+        def check(model: View, name: str, tokens: Tensor) -> None:
+            study.check(model, name, tokens)
+            for unit in study.units(model, name, tokens):  # fresh weights follow from the unit's label and key
+                stores[unit.label] = Store(root, unit.label, {**measured_on(model, tokens), **unit.key})
 
-    models = subjects(sources, loading, asked, check, told)
-    require_free(written_files([one.name for one in models], out, study.name, *study.files))
-    if found := unfinished.going_on(labels):
-        said(found)
-    study.prepare(models)
-    left = [label for label in labels if not unfinished.done(label)]
-    announce(advance, left)
-    results: Results = {}
-    for one in models:
-        model = one.model()
-        units = study.units(model, one.name, one.tokens)
-        if isinstance(model, Edited) and one.tokens.shape[1] > 2:
-            said(consequence(model, one.tokens))
-        if study.line is not None and any(unit.label in left for unit in units):
-            said(study.line(model, one))
-        results[one.name] = study.joined(model, [_unit(unit, model, one, unfinished, advance) for unit in units])
-    unfinished.finish(lambda: study.write(results))
+        models = subjects(sources, loading, asked, check, told)
+        require_free(written_files([one.name for one in models], out, study.name, *study.files))
+        if line := going_on(stores):
+            said(line)
+        study.prepare(models)
+        left = [label for label, store in stores.items() if not store.has(RESULT)]
+        announce(advance, left)
+        results: Results = {}
+        for one in models:
+            model = one.model()
+            units = study.units(model, one.name, one.tokens)
+            if isinstance(model, Edited) and one.tokens.shape[1] > 2:
+                said(consequence(model, one.tokens))
+            if study.line is not None and any(unit.label in left for unit in units):
+                said(study.line(model, one))
+            measured = [_unit(unit, model, one, stores[unit.label], advance) for unit in units]
+            results[one.name] = study.joined(model, measured)
+        if processes.first():
+            with together():
+                study.write(results)
     return results
 
 
-def _unit(
-    unit: Unit, model: View, subject: Subject, unfinished: Unfinished[xr.Dataset], advance: Advance | None
-) -> xr.Dataset:
-    measured = model if unit.weights is None else unit.weights(model)
-
+def _unit(unit: Unit, model: View, subject: Subject, store: Store, advance: Advance | None) -> xr.Dataset:
     def tell(done: float | int, total: float | int, part: str = "") -> None:
         if advance is not None:
             advance(f"{unit.label} {part}".rstrip(), float(done), float(total))
 
-    def measure() -> xr.Dataset:
-        return subject.described(unit.measure(measured, subject, tell))
+    def measure(pieces: Store) -> xr.Dataset:
+        weights = model if unit.weights is None else unit.weights(model)
+        return subject.described(unit.measure(weights, subject, tell, pieces))
 
-    return unfinished.unit(unit.label, {**measured_on(measured, subject.tokens), **unit.key}, measure, advance=advance)
+    return kept(store, measure)
+
+
+def kept(store: Store, measure: Callable[[Store], xr.Dataset]) -> xr.Dataset:
+    """A unit's result as it was measured before, or as it is measured and kept now."""
+
+    def packed() -> Piece:
+        return {RESULT: np.frombuffer(to_bytes(measure(store)), np.uint8)}
+
+    return from_bytes(store.once(packed)[RESULT].tobytes())
 
 
 def consequence(model: Edited, tokens: Tensor) -> str:
@@ -285,27 +291,10 @@ def planned(name: str, model: View, memory: int, how: str = "") -> str:
     return f"{name}: about {next(sizes)} above the model's {next(sizes)}{how}"
 
 
-def kept_units(out: str | Path, kind: str) -> Unfinished[xr.Dataset]:
-    """The units of a kind of study in a folder.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
-    return Unfinished(out, kind, pack=to_bytes, unpack=from_bytes, telling=_telling)
-
-
 def measured_on(model: View, tokens: Any) -> dict[str, Any]:
     """The part of a key that is the model's, the prompts' and the program's."""
     made = provenance(model, tokens)
     return {name: made[name] for name in ("weights", "backend", "dtype", "changed", HASH, "headwater") if name in made}
-
-
-def _telling(changed: list[str], key: Mapping[str, Any]) -> list[str]:
-    if HASH in key and HASH not in changed:
-        return [name for name in changed if name not in CHOOSING]
-    if {*changed}.intersection({"seed", *CHOOSING}) and HASH in changed:
-        return [name for name in changed if name != HASH]
-    return changed
 
 
 def subjects(

@@ -31,11 +31,11 @@ from ..results.statistics import Interval
 from ..results.tables import interval, number
 from ..results.ushape import SHORTEST, Shape
 from ..run.progress import Advance
+from ..run.store import Store
 from ..theory import kernel
 from ..theory.cesaro import fit_alpha
 from ..theory.kernel import second_moment_from_config
 from .runner import (
-    CHOOSING,
     Loading,
     Prompts,
     Results,
@@ -138,7 +138,7 @@ def study(
     figure is made. `loading` has fields of `Loading`.
 
     Raises:
-        InputError: bad input, or an unfinished study with other settings in `out` (the message says which).
+        InputError: bad input.
     """
     out = Path(out)
 
@@ -205,13 +205,13 @@ def _unit(name: str, run: tuple[str, int | None], settings: Settings) -> Unit:
         positional, rule = condition != "init-nope", settings.initialization
         return model if seed is None else model.reinitialized(seed, positional=positional, initialization=rule)
 
-    def measure(model: View, subject: Subject, tell: Tell) -> xr.Dataset:
-        result = _measure(model, subject.tokens, settings, tell)
+    def measure(model: View, subject: Subject, tell: Tell, pieces: Store) -> xr.Dataset:
+        result = _measure(model, subject.tokens, settings, pieces, tell)
         return result if seed is None else result.assign_attrs(seed=seed)
 
     return Unit(
         f"{name} {condition}" + ("" if seed is None else f" {seed}"),
-        {option: getattr(settings, option) for option in (*MEASURING, *CHOOSING)},
+        {option: getattr(settings, option) for option in MEASURING},
         measure,
         None if seed is None else weights,
     )
@@ -221,14 +221,20 @@ PLACE = ("readout", "query", "from_layer")
 
 
 def _profile(
-    model: View, tokens: Tensor, settings: Settings, progress: Callable[[float, float], None] | None = None
+    model: View,
+    tokens: Tensor,
+    settings: Settings,
+    pieces: Store | None = None,
+    progress: Callable[[float, float], None] | None = None,
 ) -> xr.Dataset:
     options = {name: getattr(settings, name) for name in ("method", "products", "relative_error", "seed", *PLACE)}
     pathway: Pathway = "all" if settings.by_path else settings.pathway
-    return jacobian(model, tokens, pathway=pathway, progress=progress, **options)
+    return jacobian(model, tokens, pathway=pathway, pieces=pieces, progress=progress, **options)
 
 
-def _measure(model: View, tokens: Tensor, settings: Settings, progress: Callable[[float, float], None]) -> xr.Dataset:
+def _measure(
+    model: View, tokens: Tensor, settings: Settings, pieces: Store, progress: Callable[[float, float], None]
+) -> xr.Dataset:
     """The measurement of one model with its theories; progress is in products."""
     theories, products, each = _theories(model, settings), 0.0, float(AS_PRODUCTS * len(tokens))
 
@@ -237,7 +243,7 @@ def _measure(model: View, tokens: Tensor, settings: Settings, progress: Callable
         products = total
         progress(done, total + each * len(theories))
 
-    result = _profile(model, tokens, settings, counted)
+    result = _profile(model, tokens, settings, pieces, counted)
     if settings.by_path:
         apart = {path: result.sel(pathway=path, drop=True) for path in ("value", "score")}
         result = result.sel(pathway=settings.pathway, drop=True)
@@ -252,7 +258,9 @@ def _measure(model: View, tokens: Tensor, settings: Settings, progress: Callable
             predicted = second_moment_from_config(model, tokens=tokens, initialization=settings.initialization)
         else:
             place: dict[str, Any] = {name: getattr(settings, name) for name in PLACE}
-            predicted = kernel.second_moment(model, tokens, **KERNELS[name], **place, progress=share)
+            predicted = kernel.second_moment(
+                model, tokens, pieces=pieces.within(name), **KERNELS[name], **place, progress=share
+            )
         share(1.0, 1.0)
         result[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
     return result

@@ -29,6 +29,7 @@ from ..results.dataset import options_of
 from ..results.tables import Report, write_report
 from ..run.files import atomic
 from ..run.progress import Advance
+from ..run.store import Store
 from .bos_report import bos_report
 from .decode import decode_report
 from .reports import heads_csv, leakage_report, sinks_report, trajectory_report
@@ -112,7 +113,7 @@ def survey(
         given: fields of `Given`: which prompts, and how models are loaded.
 
     Raises:
-        InputError: bad input, found before anything is measured, or an unfinished survey with other settings in `out`.
+        InputError: bad input, found before anything is measured.
     """
     out, asked = Path(out), Given(**given)
     chosen = PROBES[probe] if isinstance(probe, str) else probe
@@ -127,8 +128,9 @@ def survey(
     def units(model: View, name: str, tokens: Tensor) -> list[Unit]:
         common: dict[str, Any] = {}  # what the units share, measured with the first of them that is missing
 
-        def measure(own: Mapping[str, Any], model: View, subject: Subject, tell: Tell) -> xr.Dataset:
-            resampled = {"documents": subject.drawn.documents} if chosen.resamples else {}
+        def measure(own: Mapping[str, Any], model: View, subject: Subject, tell: Tell, pieces: Store) -> xr.Dataset:
+            resampled: dict[str, Any] = {"documents": subject.drawn.documents} if chosen.resamples else {}
+            resampled["pieces"] = pieces
             if chosen.shared is not None and len(split_up) > 1 and not common:
                 called, make = chosen.shared
                 alike = {option: x for option, x in own.items() if option != chosen.along}
@@ -136,7 +138,7 @@ def survey(
             return chosen.measure(model, subject.tokens, progress=tell, **own, **resampled, **common)
 
         return [
-            Unit(f"{name} {chosen.name} {value}".rstrip(), {**asked.chosen(), **own}, partial(measure, own))
+            Unit(f"{name} {chosen.name} {value}".rstrip(), {"seed": asked.seed, **own}, partial(measure, own))
             for value, own in split_up.items()
         ]
 

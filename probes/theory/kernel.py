@@ -131,7 +131,7 @@ from ..models.view import Parts, View, obstacle
 from ..results.dataset import attributes, by_block, dataset, made_with, provenance
 from ..run.memory import Retry
 from ..run.reporting import Progress, Report
-from ..run.resume import Piece, each
+from ..run.store import Piece, Store
 from .block import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 
 LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
@@ -148,6 +148,7 @@ def second_moment(
     readout: Readout = "residual",
     query: int = -1,
     from_layer: int | Literal["all"] = 0,
+    pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
     """Predicted sensitivity of the readout at one query position to every position, from the second-moment kernel.
@@ -160,6 +161,7 @@ def second_moment(
         attention: "uniform" over what the mask shows (under ALiBi its decay alone), or the "measured" pattern of every head.
         score_path: add the paths through queries and keys; needs measured patterns.
         readout, query, from_layer: as in `probes.jacobian`.
+        pieces: where what each prompt gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (blocks done, blocks in all).
 
     Returns:
@@ -220,9 +222,8 @@ def second_moment(
         profile = torch.stack([found[layer] for layer in layers])
         return {"profile": (profile.float() if profile.dtype == torch.bfloat16 else profile).numpy()}
 
-    profiles = torch.from_numpy(
-        each("second moment", len(tokens), lambda n: retry(lambda: predicted(n))).stacked("profile")
-    )
+    by_prompt = (pieces or Store()).each("second moment", len(tokens), lambda n: retry(lambda: predicted(n)))
+    profiles = torch.from_numpy(by_prompt.stacked("profile"))
     report.finish()
     values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
     options: dict[str, Any] = {"measurement": "second_moment", "attention": attention, "score_path": score_path}

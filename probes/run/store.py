@@ -1,0 +1,262 @@
+"""Pieces of work that survive interruption: one `.npz` per piece, written whole or not at all.
+
+A unit of work is what is measured in one go (a model under one condition, a place on a map, one replacement). A piece is a
+part of it: a few named arrays, mostly of one prompt. The folder of a unit bears a hash of everything its numbers depend on.
+The same work given again reads what is there; with other settings it goes to another folder.
+
+`Store.each` makes the pieces of a stage, shared between processes (`probes.run.processes`): process r makes the missing
+pieces r, r + R, r + 2R, ..., and every process sees all of them in one order. So numbers do not depend on how many processes
+there were, and a killed run divides anew what is missing. Pieces are read back one at a time, so that memory does not grow
+with their number.
+
+Work in rounds, where each round depends on what all pieces gave so far, has one stage per round, whose pieces hold what that
+round added. Arrays called `own.…` are for later rounds of the same piece alone. Without a folder they stay in the process
+that made them, which is the one that needs them in the next round, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..errors import InputError, reason
+from . import processes
+from .alone import alone
+from .files import atomic, file_name, remove_cut_short, require_writable
+
+Piece: TypeAlias = dict[str, np.ndarray]
+
+FOLDER = "unfinished"  # of all units of a command, in the folder of its results
+RESULT = "result"  # the piece that holds the result of a finished unit
+NAMES = "names of all arrays"  # an array of a piece's file: a flipped bit may hide others from the zip's directory
+OWN = "own."  # begins the names of arrays that no other process needs
+MOST = 64  # pieces of grouped prompts
+NAMED = 6  # of the units that are done, in the line that says so
+LABEL = 100  # letters of a label in a folder's name, which file systems limit
+
+
+class Store:
+    """The pieces of one unit of work.
+
+    Args:
+        root: folder that holds the units' folders; None keeps pieces in memory.
+        label: which unit, in words.
+        key: everything the numbers depend on; another key is another folder. What JSON lacks counts as its `repr`.
+    """
+
+    def __init__(self, root: Path | None = None, label: str = "", key: Mapping[str, Any] | None = None) -> None:
+        text = json.dumps([label, dict(key or {})], sort_keys=True, default=repr)
+        name = f"{file_name(label)[:LABEL]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        self.folder = None if root is None else Path(root) / name
+        self._scope, self._stages = "", set[str]()
+
+    def within(self, scope: str) -> Store:
+        """The same store for a part of the work: its stages are told apart from those of other scopes."""
+        part = Store()
+        part.folder = None if self.folder is None else self.folder / file_name(scope)
+        part._scope, part._stages = f"{self._scope}{scope}/", self._stages
+        return part
+
+    def has(self, name: str) -> bool:
+        """Whether a piece is there."""
+        return self.folder is not None and self._path(name).exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any piece is there."""
+        return self.folder is not None and next(self.folder.rglob("[!.]*.npz"), None) is not None
+
+    def get(self, name: str) -> Piece | None:
+        """A piece, or None where it is not there.
+
+        Raises:
+            InputError: it is not as it was written.
+        """
+        return _read(self._path(name)) if self.has(name) else None
+
+    def put(self, name: str, piece: Piece) -> None:
+        """Write a piece in place of an older one; after a failure that one is as it was.
+
+        Raises:
+            InputError: the folder cannot be written to, or the disk is full.
+        """
+        with atomic(self._path(name)) as temporary, temporary.open("wb") as file:
+            np.savez(file, **piece, **{NAMES: np.array(list(piece), str)})  # type: ignore[arg-type]
+
+    def each(
+        self,
+        stage: str,
+        count: int,
+        measure: Callable[[int], Piece],
+        *,
+        before: Callable[[Iterable[int]], None] | None = None,
+    ) -> Pieces:
+        """The pieces 0 to `count` - 1, made by `measure(n)` where they are not there already.
+
+        Args:
+            stage: what they are pieces of; each stage of a scope has a name of its own.
+            count: how many.
+            measure: a function of the piece's number, and nothing else: whichever process calls it, and after whichever
+                others.
+            before: hears which pieces this process will make; those that are missing here are found elsewhere.
+
+        Raises:
+            InputError: as `put`, or the folder is not seen by all processes.
+        """
+
+        def one_by_one(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
+            share = shares[processes.number()]
+            if before is not None:
+                before(share)
+            for n in share:
+                yield n, measure(n)
+
+        return self.shared(stage, count, one_by_one)
+
+    def shared(
+        self, stage: str, count: int, measure: Callable[[Sequence[Sequence[int]]], Iterable[tuple[int, Piece]]]
+    ) -> Pieces:
+        """As `each`, for pieces that are made together.
+
+        `measure(shares)` hears which pieces each process is to make, by its number, and gives this one's as (number, piece).
+        """
+        if (place := self._scope + stage) in self._stages:
+            raise ValueError(f"this store has made '{place}' before; give each call a store of its own, or a scope")
+        self._stages.add(place)
+        processes.begin()
+        names = [f"{stage}-{n}" for n in range(count)]
+        # The first process looks, before any of them adds a piece.
+        missing = processes.agreed([n for n in range(count) if not self.has(names[n])])
+        made = measure([missing[r :: processes.count()] for r in range(processes.count())])
+        if self.folder is None:
+            return _exchanged(dict(made))
+        for n, piece in made:
+            self.put(names[n], piece)
+        processes.wait()
+        if not all(map(self.has, names)):
+            raise InputError(f"'{self.folder}' is not seen by all processes; give a folder that all of them share")
+        return Pieces([self._path(name) for name in names])
+
+    def once(self, make: Callable[[], Piece]) -> Piece:
+        """The unit's result, made by all processes together where it is not there already; its pieces go then."""
+        if self.folder is None:
+            return make()
+        if not processes.agreed(self.has(RESULT)):
+            result = make()
+            processes.wait()  # somebody may be reading
+            if processes.first():
+                self.put(RESULT, result)
+                for path in self.folder.iterdir():
+                    if path != self._path(RESULT):
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+            processes.wait()
+        return _read(self._path(RESULT))
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{file_name(name)}.npz"
+
+
+class Pieces(Sequence):  # of `Piece`, which stays unsaid: a check of signatures would read one from disk
+    """All pieces of a stage; those on disk are read when asked for."""
+
+    def __init__(self, pieces: Sequence[Piece | Path]) -> None:
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return Pieces(self._pieces[at])
+        piece = self._pieces[at]
+        return _read(piece) if isinstance(piece, Path) else piece
+
+    def stacked(self, name: str) -> np.ndarray:
+        """One array of every piece, [piece, ...]; the others are not read."""
+        first = self._array(0, name)
+        stack = np.empty((len(self), *first.shape), dtype=first.dtype)
+        for n in range(len(self)):
+            stack[n] = self._array(n, name)
+        return stack
+
+    def _array(self, at: int, name: str) -> np.ndarray:
+        piece = self._pieces[at]
+        return (_read(piece, name) if isinstance(piece, Path) else piece)[name]
+
+
+def _read(path: Path, only: str | None = None) -> Piece:
+    """The arrays of a piece, or the one of a name; the zip's checksums are held against the bytes."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            names = [only] if only is not None else _array(file, NAMES).tolist()
+            return {name: _array(file, name) for name in names}
+    except MemoryError:
+        raise
+    except Exception as error:  # a flipped bit may look like encryption, another compression, ...
+        raise InputError(f"'{path}' is damaged ({reason(error)}); remove it, and measure again what it holds") from None
+
+
+def _array(file: zipfile.ZipFile, name: str) -> np.ndarray:
+    return np.load(io.BytesIO(file.read(f"{name}.npy")))
+
+
+def _exchanged(share: Mapping[int, Piece]) -> Pieces:
+    """The pieces of all processes in the order of their numbers; `own.…` arrays are in the pieces of this process alone."""
+    pieces = dict(share)
+    mine = {n: {name: x for name, x in piece.items() if not name.startswith(OWN)} for n, piece in share.items()}
+    for theirs in processes.gathered(mine):
+        pieces = theirs | pieces
+    return Pieces([pieces[n] for n in range(len(pieces))])
+
+
+def groups(count: int) -> list[range]:
+    """Prompts that share a piece, where pieces are sums and too large to keep one for each: at most `MOST` pieces.
+
+    They follow from the number of prompts alone, so that sums are taken in one order.
+    """
+    size = max(1, math.ceil(count / MOST))
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def going_on(stores: Mapping[str, Store]) -> str | None:
+    """One line that says which units, by their labels, are there already; None where there are none."""
+    done = [label for label, store in stores.items() if store.has(RESULT)]
+    begun = [label for label, store in stores.items() if label not in done and store.begun]
+    if not done and not begun:
+        return None
+    folder = next(store.folder.parent for store in stores.values() if store.folder is not None)
+    more = f" and {len(done) - NAMED} more" if len(done) > NAMED else ""
+    names = f" ({', '.join(done[:NAMED])}{more})" if done else ""
+    partly = f", {', '.join(begun)} begun" if begun else ""
+    return f"going on with '{folder}': {len(done)} of {len(stores)} are done{names}{partly}"
+
+
+@contextmanager
+def unfinished(out: Path, kind: str) -> Iterator[Path]:
+    """The folder of a command's units, `OUT/unfinished/KIND`: no other run writes to it meanwhile.
+
+    Where the body ends well the folder is removed, with units of other settings and what kills have left of result files.
+
+    Raises:
+        InputError: the folder cannot be made or written to, or another run is writing to it.
+    """
+    root = out / FOLDER / kind
+    if processes.first():
+        require_writable(root)
+    with alone(root) if processes.first() else nullcontext():
+        yield root
+        processes.wait()  # somebody may be reading
+        if processes.first():
+            shutil.rmtree(root, ignore_errors=True)
+            remove_cut_short(out, kind)
