@@ -152,4 +152,4 @@ def plain(kind: str, model: Any) -> Any:
             made.get_submodule(inner).weight = nn.Parameter(
                 full.detach().float().reshape(made.get_submodule(inner).weight.shape)
             )
-    return adapted(made) if "LoRA" in kind else made
+    return adapted(made).merge_and_unload() if "LoRA" in kind else made

@@ -295,85 +295,35 @@ def test_a_compiled_model_is_the_model_that_was_compiled(how, backend):
 
 # ------------------------------------------------------------------------------------------------------------- PEFT
 
-LAYERS = {"gpt2": ["c_attn", "c_proj", "c_fc"], "gpt_neox": ["query_key_value", "dense", "dense_h_to_4h"]}
-
-
-def adapted(base: Any, **options: Any) -> Any:
-    """The model with adapters whose weights are far from zero, where they start."""
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options)).eval()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        for name, weight in model.named_parameters():
-            if "lora_" in name:
-                nn.init.normal_(weight, std=0.3)
-    return model
-
-
-def check(seen: Any, model: Any, base: Any) -> None:
-    """A view of the model gives its logits, which are not the base model's, and blocks can be taken apart."""
-    with torch.no_grad():
-        expected = model(IDS).logits
-    assert (logits(seen) - expected).abs().max() < NOISE * expected.std()
-    assert (logits(probes.load(base)) - expected).abs().max() > 0.1 * expected.std()
-    assert all(seen.parts(layer) is not None for layer in range(BLOCKS))
-
-
-@pytest.mark.slow
-@ignored
-@outdated
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_adapters_count_and_stay_as_they_are(name):
-    layers = LAYERS.get(name, ["q_proj", "v_proj", "o_proj", "down_proj"])
-    model = adapted(families.model(name), target_modules=layers)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    seen = probes.load(torch.compile(model))
-    check(seen, model, families.model(name))
-    assert probes.jacobian(seen, IDS[:1], method="sketch", products=8).attrs["engine"] == "parts"
-    lens = probes.load(model, "transformer_lens")
-    assert (logits(lens) - logits(seen)).abs().max() < NOISE * logits(seen).std()
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert any("lora" in type(module).__module__ for module in model.modules())
-    with model.disable_adapter():
-        off = probes.load(model)
-        assert (logits(off) - logits(probes.load(families.model(name)))).abs().max() < NOISE
-        refused(seen, r"other adapters on its .*")
-    seen.embed(IDS)
-    refused(off, r"other adapters on its .*")
-    with torch.no_grad():  # weights of the view's own cannot follow
-        next(weight for key, weight in model.named_parameters() if "lora_A" in key).mul_(2)
-    refused(seen, r"other weights on its .*")
-
 
 @ignored
 @outdated
-def test_every_kind_of_adapter_counts():
+def test_adapters_run_as_they_are_and_trained_prompts_are_refused():
     tied: Any = FAMILIES["llama"]()
     tied.tie_word_embeddings = True
     for config, options in (
+        (FAMILIES["llama"](), {"target_modules": ["q_proj", "v_proj", "o_proj", "down_proj"]}),
+        (FAMILIES["gpt2"](), {"target_modules": ["c_attn", "c_proj", "c_fc"]}),
         (FAMILIES["llama"](), {"target_modules": ["q_proj"], "use_dora": True}),
         (tied, {"target_modules": ["embed_tokens"]}),  # not the output embedding, which has the same weights without
         (FAMILIES["llama"](), {"target_modules": ["v_proj"], "modules_to_save": ["lm_head"]}),
     ):
-        model = adapted(families.build(config), **options)
-        if "modules_to_save" in options:
-            with torch.no_grad():
-                model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(1.5)
-        check(probes.load(model), model, families.build(config))
-    model.merge_adapter()
-    check(probes.load(model), model, families.build(config))
-    native = families.model("llama")  # transformers' own way to add one
-    native.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False), "mine")
-    check(probes.load(native), native.eval(), families.model("llama"))
-
-
-@ignored
-@outdated
-def test_adapters_that_cannot_be_merged_are_refused():
+        base = families.build(config)
+        model = peft.get_peft_model(base, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options)).eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            for name, weight in model.named_parameters():
+                if "lora_" in name or "modules_to_save" in name:  # adapters begin at zero
+                    nn.init.normal_(weight, std=0.3)
+            expected = model(IDS).logits
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        seen = probes.load(torch.compile(model))
+        assert torch.equal(logits(seen), expected)
+        assert (logits(probes.load(families.build(config))) - expected).abs().max() > 0.1 * expected.std()
+        assert probes.jacobian(seen, IDS[:1], method="sketch", products=8)["sensitivity"].notnull().all()
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     prompted = peft.get_peft_model(
         families.model("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     )
     with pytest.raises(InputError, match=r"adapter 'default' .*puts trained vectors before the tokens"):
         probes.load(prompted)
-    biased = adapted(families.model("llama"), target_modules=["q_proj"], lora_bias=True)
-    with pytest.raises(InputError, match=r"on 'model\.layers\.0\.\w+\.q_proj' cannot be merged .*no bias"):
-        probes.load(biased)

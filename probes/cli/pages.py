@@ -182,18 +182,16 @@ def families(
       headwater families qwen3_moe gemma4_text
     """
     from ..models.families import FAMILIES, REFUSED
-    from ..models.gguf.config import ARCHITECTURES, UNREAD
+    from ..models.gguf.config import ARCHITECTURES
 
     unknown = next((kind for kind in kinds or [] if kind not in FAMILIES and kind not in REFUSED), None)
     if unknown is not None:
         raise InputError(f"model type '{unknown}' is none that is known here; headwater families lists those that are")
-    unread = dict(UNREAD.values())
     rows = []
     for kind, family in FAMILIES.items():
         lens = "yes" if family.no_lens is None else f"no: {family.no_lens}"
         lens += "" if family.lens_halves else ", in float32 and float64"
-        file = "yes" if kind in ARCHITECTURES else f"no: {unread[kind]}" if kind in unread else "no"
-        rows.append([kind, family.models, lens, file])
+        rows.append([kind, family.models, lens, "yes" if kind in ARCHITECTURES else "no"])
     for columns, found in (
         (("supported", "models", "TransformerLens", "GGUF"), rows),
         (("refused", "why"), [[kind, why] for kind, why in REFUSED.items()]),

@@ -69,6 +69,14 @@ def refuse_pointers(*files: Path) -> None:
             )
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Raises InputError where a folder holds an adapter of another model."""
+    if os.path.lexists(folder / ADAPTER):
+        raise InputError(
+            f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
+        )
+
+
 def unwrapping(folder: Path) -> dict[str, str] | None:
     """What transformers is to change in the names of a folder's weights, so that none is a wrapper's; None for nothing.
 
@@ -94,10 +102,7 @@ def check_weights(folder: Path) -> None:
             or lie elsewhere; an adapter.
     """
     fields = read_object(folder / CONFIG)
-    if os.path.lexists(folder / ADAPTER):
-        raise InputError(
-            f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
-        )
+    refuse_adapter(folder)
     tensors = [tensor for file in _files(folder) for tensor in _tensors(file)]
     largest = max((size for tensor in tensors for size in tensor.shape), default=0)
     if not largest:

@@ -20,7 +20,7 @@ from .gguf.config import config_of
 from .gguf.header import is_gguf, read_header
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
-from .named import DTYPES, DType, Found, Reading, bundled, check_finite, config_fields, find, located, read_tokenizer
+from .named import DTYPES, DType, Found, Reading, bundled, check_finite, find, located, read_tokenizer
 from .tokens import check_tokenizer
 from .view import Birth, View
 
@@ -39,7 +39,6 @@ def load(
     dtype: DType = "auto",
     revision: str | None = None,
     tokenizer: Any | None = None,
-    config: Any | None = None,
     trust_remote_code: bool = False,
     device_map: str | Mapping[str, Any] | None = None,
     max_memory: Mapping[Any, Any] | None = None,
@@ -61,8 +60,6 @@ def load(
         dtype: "auto" is float32, to which a GGUF file's weights are dequantized, and a model in memory stays as it is.
         revision: of a hub id; of a bundled model, a step; of a folder, the subfolder that holds that step.
         tokenizer: in the place of the model's own, and for models in memory, which have none; or a folder that has one.
-        config: for a GGUF file, in the place of the config.json beside it: a transformers configuration, a dictionary or
-            config.json of one, or a folder that holds that file.
         trust_remote_code: run modelling code that comes with the checkpoint. Off unless asked for.
         device_map: in the place of `device`, for names and folders: "auto", "balanced", "balanced_low_0", "sequential"
             (accelerate finds devices), or devices by module ("model.layers.0": "cuda:0"; "" for the rest). On "cpu" or
@@ -74,8 +71,8 @@ def load(
 
     Raises:
         InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
-            wrong shape, not finite, or not in safetensors; a GGUF file is damaged, states what cannot be followed, or
-            contradicts its config.json; an option has an unknown value, or comes with a view; a device map has an unknown
+            wrong shape, not finite, or not in safetensors; a GGUF file is damaged or states what cannot be followed; an
+            option has an unknown value, or comes with a view; a device map has an unknown
             module or device or leaves weights out, or a split model would have to be moved; `beyond` with learned
             positions.
     """
@@ -97,15 +94,15 @@ def load(
     if tokenizer is not None and not isinstance(source, View):
         check_tokenizer(tokenizer)
     if isinstance(source, (str, os.PathLike)):
-        reading = Reading(dtype, trust_remote_code, split, config, tokenizer)
+        reading = Reading(dtype, trust_remote_code, split, tokenizer)
         found = find(os.fspath(source), revision, reading)
         if split is None:
             found.model.to(place or _usual_device())
         return _view(found, backend, own=True, beyond=beyond)
     if isinstance(source, View):
         given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
-        for option, value in (given | {"device_map": device_map, "config": config, "beyond": beyond or None}).items():
-            if value is not None and (option in ("device_map", "config") or value != "auto"):
+        for option, value in (given | {"device_map": device_map, "beyond": beyond or None}).items():
+            if value is not None and (option == "device_map" or value != "auto"):
                 raise InputError(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
                 )
@@ -114,8 +111,6 @@ def load(
         raise InputError(
             f"device_map={device_map!s:.60} goes with a name or folder; split a model in memory by accelerate.dispatch_model"
         )
-    if config is not None:
-        raise InputError(f"config={type(config).__name__} goes with a GGUF file; leave it out")
     return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
 
 
@@ -212,7 +207,7 @@ def _configuration(config: Any) -> Any:
     elif isinstance(config, (str, os.PathLike)):
         path = located(os.fspath(config))
         if is_gguf(path):
-            return config_of(read_header(path), config_fields(path))
+            return config_of(read_header(path))
         file = path / "config.json" if path.is_dir() else path
         try:
             fields = json.loads(file.read_text(encoding="utf-8"))
@@ -275,7 +270,7 @@ def _from_memory(
     from .hooks import Origin
     from .split import is_split, weights
     from .structure import keeps_state, moved, structure
-    from .wrappers import has_adapters, unwrapped
+    from .wrappers import unwrapped
 
     source = given = unwrapped(source)
     kind, is_bridge = type(source).__name__, type(source).__name__ == "TransformerBridge"
@@ -317,8 +312,8 @@ def _from_memory(
                 f"{option} '{asked}' would move a {kind} that accelerate has split; "
                 "leave it out, or load the checkpoint's folder"
             )
-    # Bridges of fused projections hold copies of them, and layers with adapters have weights of their own in the view.
-    copied = moves or has_adapters(given) or (lens and not is_bridge)
+    # Bridges of fused projections hold copies of them.
+    copied = moves or (lens and not is_bridge)
     view.origin = Origin(given, shared=not (copied and whole))
     return view
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +21,7 @@ import torch
 from ..errors import InputError, reason
 from ..run.files import what_is
 from . import hub
-from .checkpoint import ADAPTER, CONFIG, check_fields, check_weights, read_object, refuse_pointers, unwrapping
+from .checkpoint import CONFIG, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers, unwrapping
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
 from .identity import Stored
@@ -32,7 +31,6 @@ from .packed import packed, unpacked
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FETCHED = (".json", ".safetensors", ".model", ".txt", ".jinja")  # files of a folder that a model is made of
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
@@ -59,7 +57,6 @@ class Reading:
     dtype: DType = "auto"
     trust: bool = False
     split: Mapping[str, Any] | None = None  # as `split.placement` gives it
-    config: Any = None
     tokenizer: Any = None
 
     @property
@@ -132,8 +129,6 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
             raise InputError(f"'{source}' is one file and has no revision '{revision}'; leave it out")
         name = path.stem if path.suffix.lower() == SUFFIX else path.name
         return _from_gguf(path, source if source in PACKAGED else name, how)
-    if how.config is not None:
-        raise InputError(f"config={_brief(how.config)} goes with a GGUF file, and '{source}' is none; leave it out")
     if found == "folder":
         # A folder is named by its last part: the path differs between machines, and the weights' hash tells folders apart.
         name = source if source in bundled() else path.resolve().name
@@ -156,27 +151,18 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
 GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
 
 
-def _brief(value: Any) -> str:
-    return f"{value if isinstance(value, (str, os.PathLike)) else type(value).__name__!s:.60}"
-
-
 def _from_gguf(path: Path, name: str, how: Reading) -> Found:
-    """A GGUF file: what it says, unless a config.json or a tokenizer beside it, or given, says it better."""
+    """A GGUF file: what it says, unless a tokenizer beside it, or given, says it better."""
     from .gguf.file import converted
 
     header = read_header(path)
     beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
     provenance = header.provenance()
+    dtype = min(how.torch_dtype, torch.float32, key=lambda dtype: dtype.itemsize)  # float64 holds float32's exactly
+    own = how.tokenizer is None and not beside
     with (
         _quiet(),
-        converted(
-            header,
-            provenance,
-            given=config_fields(path if how.config is None else how.config),
-            dtype=min(how.torch_dtype, torch.float32, key=lambda one: one.itemsize),  # float64 holds float32's exactly
-            tokenizer=how.tokenizer is None and not beside,
-            lasting=how.split is not None,
-        ) as folder,
+        converted(header, provenance, dtype=dtype, tokenizer=own, lasting=how.split is not None) as folder,
     ):
         model, tokenizer = _read(str(folder), None, how, name)
     model.config.name_or_path = name
@@ -193,26 +179,6 @@ def _beside(header: Header) -> Any:
         if getattr(tokenizer, f"{name}_token_id") is None and isinstance(found, int):
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(found))
     return tokenizer
-
-
-def config_fields(given: Any) -> Mapping[str, Any] | None:
-    """The fields of a configuration, of a config.json, or of the one beside a GGUF file; None where there is none.
-
-    Raises:
-        InputError: nothing of that kind.
-    """
-    if isinstance(given, Mapping):
-        return given
-    if hasattr(given, "to_dict"):
-        return given.to_dict()
-    if not isinstance(given, (str, os.PathLike)):
-        raise InputError(f"cannot read a {type(given).__name__} as a config; give a transformers config or config.json")
-    path = Path(os.fspath(given))
-    if is_gguf(path):
-        path = path.parent / CONFIG
-        if not path.is_file():
-            return None
-    return read_object(path / CONFIG if path.is_dir() else path)
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -244,8 +210,7 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
         folder = folder / revision
     refuse_pointers(*(folder / file for file in sorted(os.listdir(folder)) if Path(file).suffix in FETCHED))
-    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
-        return _from_adapter(folder, name, how)
+    refuse_adapter(folder)
     if not (folder / CONFIG).is_file():
         files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
         instead = f"its file {files[0]} itself" if files else "a checkpoint in transformers' format"
@@ -255,44 +220,6 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
         what = f"only {others[0]}, which may run code when read" if others else "no weights"
         raise InputError(f"folder '{folder}' holds {what}; convert the weights to *.safetensors")
     return Found(*_read(str(folder), None, how, name), name, revision)
-
-
-def _from_adapter(folder: Path, name: str, how: Reading) -> Found:
-    """The model that a PEFT adapter was trained on, with the adapter merged; only where that model is on this machine."""
-    import huggingface_hub
-
-    from .huggingface import shadow
-    from .wrappers import unwrapped
-
-    base = read_object(folder / ADAPTER).get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        raise InputError(f"'{name}' is an adapter whose {ADAPTER} names no base model; give the two merged into one")
-    known = base in (*bundled(), *PACKAGED) or what_is(located(base)) != "nothing"
-    with suppress(ValueError):  # no hub id either
-        known = known or isinstance(huggingface_hub.try_to_load_from_cache(base, CONFIG), str)
-    if not known:
-        raise InputError(
-            f"'{name}' is an adapter of '{base}', which is not on this machine; download that, or merge the adapter into it"
-        )
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise InputError(f"'{name}' is an adapter without {ADAPTER_WEIGHTS}; convert its weights to that")
-    try:
-        from peft import PeftModel
-    except ImportError:
-        raise InputError(f"'{name}' is an adapter of '{base}'; install peft, or merge the adapter into it") from None
-    found = find(base, None, how)
-    try:
-        with warnings.catch_warnings(record=True, action="always") as told:
-            adapted = PeftModel.from_pretrained(found.model, str(folder))
-        if missing := [str(one.message) for one in told if "missing adapter keys" in str(one.message)]:
-            raise ValueError(missing[0])
-        model = shadow(unwrapped(adapted))
-    except InputError:
-        raise
-    except Exception as error:  # peft raises whatever it runs into
-        raise InputError(f"adapter '{name}' does not fit its base model '{base}' ({reason(error)})") from None
-    own = how.tokenizer is None and any((folder / file).is_file() for file in TOKENIZER_FILES)
-    return Found(model, read_tokenizer(folder) if own else found.tokenizer, name, None)
 
 
 def _from_hub(source: str, revision: str | None, how: Reading) -> Found:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -24,20 +23,11 @@ READERS = ("gguf", "safetensors", "tokenizers", "torch", "transformers")  # whos
 
 
 @contextmanager
-def converted(
-    header: Header,
-    provenance: str,
-    *,
-    given: Mapping[str, Any] | None,
-    dtype: torch.dtype,
-    tokenizer: bool,
-    lasting: bool,
-) -> Iterator[Path]:
+def converted(header: Header, provenance: str, *, dtype: torch.dtype, tokenizer: bool, lasting: bool) -> Iterator[Path]:
     """The folder: from the cache, else made, kept there, and without one that can be written a temporary one.
 
     Args:
         header, provenance: of the file.
-        given: fields of a config.json that says what the file leaves unsaid.
         dtype: of the weights.
         tokenizer: whether to make the file's own.
         lasting: refuse a temporary folder, for models that read weights from it later.
@@ -45,31 +35,24 @@ def converted(
     Raises:
         InputError: the file cannot be followed, or there is no room for what it holds.
     """
-    config = config_of(header, given)
-    name = "gguf-" + cache.key(
-        {
-            "file": json.loads(provenance)["sha256"],
-            "config": None if given is None else config.to_dict(),
-            "dtype": str(dtype),
-            "tokenizer": tokenizer,
-            "layout": LAYOUT,
-            "versions": {reader: version(reader) for reader in READERS},
-        }
-    )
+    made_by = {reader: version(reader) for reader in READERS} | {"layout": LAYOUT}
+    parts = {"file": json.loads(provenance)["sha256"], "dtype": str(dtype), "tokenizer": tokenizer} | made_by
+    name = f"gguf-{cache.key(parts)}"
     folder = cache.kept(name)
     if folder is not None:
         yield folder
         return
+    config = config_of(header)
     names = checked_names(header, config)
-    own = tokenizer_of(header) if tokenizer else None
+    written = tokenizer_of(header) if tokenizer else None
     tensors = read_tensors(header, config, names, dtype)
 
     def write(folder: Path) -> None:
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         config.to_json_file(folder / CONFIG, use_diff=False)
-        if own is not None:
-            own.save_pretrained(folder)
+        if written is not None:
+            written.save_pretrained(folder)
 
-    with cache.made(name, write, header.refuse, lasting=lasting) as place:
+    with cache.made(name, write, header.refuse, lasting=lasting) as folder:
         tensors.clear()  # a model is read from the folder next: not both at once
-        yield place
+        yield folder

@@ -6,12 +6,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import reason
-from .config import ROPE_FACTORS
+from .config import LLAMAS, ROPE_FACTORS
 from .header import Header
 
 TRANSPOSED = (".attn_qkv.weight", ".attn_output.weight", ".ffn_up.weight", ".ffn_down.weight")  # in a GPT-2
@@ -23,18 +22,33 @@ def checked_names(header: Header, config: Any) -> dict[str, str]:
     Raises:
         InputError: a tensor is missing, of another shape, or one that the model has no place for.
     """
-    model = _without_weights(header, config)
-    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    names = {name: own for name, own in _names(model).items() if own not in tied}
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, own in names.items():
-        wanted = shapes[own][::-1] if config.model_type == "gpt2" and name.endswith(TRANSPOSED) else shapes[own]
+    import gguf
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    except Exception as error:  # whatever sizes lead to
+        raise header.refuse(
+            f"describes no {config.model_type} model ({reason(error)}); convert the model again"
+        ) from None
+    kind = "llama" if config.model_type == "mistral" else config.model_type
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = {}
+    for own, tensor in model.state_dict().items():
+        name = known.get_name(own, try_suffixes=(".weight", ".bias")) or own
+        if own == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        turned = config.model_type == "gpt2" and name.endswith(TRANSPOSED)
+        wanted = tuple(tensor.shape)[::-1] if turned else tuple(tensor.shape)
         if name not in header.tensors:
             raise header.refuse(f"lacks the tensor {name}, which its {config.model_type} model has; get it again")
         if header.tensors[name].shape != wanted:
-            found = list(header.tensors[name].shape)
-            raise header.refuse(f"has {name} in the shape {found}, and its model in {list(wanted)}; get it again")
-    applied = {ROPE_FACTORS} if header.architecture in ("llama", "mistral") else set()  # in the configuration instead
+            shape = list(header.tensors[name].shape)
+            raise header.refuse(f"has {name} in the shape {shape}, and its model in {list(wanted)}; get it again")
+        names[name] = own
+    applied = {ROPE_FACTORS} if header.architecture in LLAMAS else set()  # in the configuration instead
     unread = sorted(set(header.tensors) - set(names) - applied)
     if unread:
         raise header.refuse(
@@ -50,50 +64,16 @@ def read_tensors(header: Header, config: Any, names: Mapping[str, str], dtype: t
     Raises:
         InputError: the file cannot be read any more.
     """
-    from gguf import GGMLQuantizationType, dequantize
-
     heads = {".attn_q.": config.num_attention_heads, ".attn_k.": getattr(config, "num_key_value_heads", None)}
-    found = {}
+    tensors = {}
     for name, own in names.items():
-        _, kind, start, size = header.tensors[name]
-        try:
-            rows = np.fromfile(header.path, np.uint8, size, offset=start).reshape(*header.tensors[name].shape[:-1], -1)
-        except (OSError, ValueError) as error:
-            raise header.refuse(f"cannot be read ({reason(error)}); get it again") from None
-        tensor = torch.from_numpy(dequantize(rows, GGMLQuantizationType[kind]))
+        tensor = torch.from_numpy(header.read(name))
         if config.model_type == "gpt2" and name.endswith(TRANSPOSED):  # stored [output, input]
             tensor = tensor.T
         if config.model_type == "gemma2" and name.endswith("norm.weight"):  # stored with 1 added
             tensor = tensor - 1
-        for part, count in heads.items():
-            # llama.cpp rotates neighbours of its own architecture's heads, transformers their two halves.
-            if part in name and header.architecture in ("llama", "mistral"):
+        for part, count in heads.items() if header.architecture in LLAMAS else ():
+            if part in name:
                 tensor = tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).reshape(tensor.shape)
-        found[own] = tensor.to(dtype).contiguous()
-    return found
-
-
-def _without_weights(header: Header, config: Any) -> Any:
-    """The configuration's model on the meta device, a Mistral under the name that its tensors go by."""
-    from transformers import AutoModelForCausalLM
-
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-    except Exception as error:  # whatever sizes lead to
-        raise header.refuse(
-            f"describes no {config.model_type} model ({reason(error)}); convert the model again"
-        ) from None
-    if config.model_type == "mistral":
-        model.config.model_type = "llama"
-    return model
-
-
-def _names(model: Any) -> dict[str, str]:
-    """Of every tensor of a model its name in transformers by its name in a GGUF file."""
-    import gguf
-
-    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == model.config.model_type)
-    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
-    found = {own: names.get_name(own, try_suffixes=(".weight", ".bias")) for own in model.state_dict()}
-    return {name or own: own for own, name in found.items()}
+        tensors[own] = tensor.to(dtype).contiguous()
+    return tensors

@@ -8,8 +8,6 @@ front; and it adds special tokens of its own that the vocabulary has no ids for.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from ...errors import reason
@@ -22,8 +20,9 @@ DIGITS_ALONE = ("smollm", "starcoder", "refact", "codeshell", "command-r", "mine
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # vocabularies by the file's name for them
 NONE = ("none", "no_vocab")
-SPECIAL = MappingProxyType({"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"})
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 SENTENCEPIECE_BOS = 1  # the usual id, where the file does not say
+REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the file"
 
 
 def tokenizer_of(header: Header) -> Any | None:
@@ -32,19 +31,18 @@ def tokenizer_of(header: Header) -> Any | None:
     Raises:
         InputError: it splits texts by unknown rules, or is damaged.
     """
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
     values = header.values
     kind, rules = values.get("tokenizer.ggml.model", "none"), values.get("tokenizer.ggml.pre")
     if kind in NONE:
         return None
     if kind not in (BYTE_LEVEL, SENTENCEPIECE):
         raise header.refuse(f"has a tokenizer of the kind '{kind!s:.40}', which is not supported; {REMEDY}")
-    if kind == BYTE_LEVEL:
-        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-        rules = "gpt-2" if rules is None and header.architecture == "gpt2" else rules
-        if rules not in (*AS_GPT2, *DIGITS_ALONE, *GGUF_PRE_TOKENIZER_SPLITS):
-            said = "does not say how its texts are split" if rules is None else f"splits its texts as '{rules!s:.40}'"
-            raise header.refuse(f"{said}, which headwater does not know how to do; {REMEDY}")
+    rules = "gpt-2" if rules is None and header.architecture == "gpt2" else rules
+    if kind == BYTE_LEVEL and rules not in (*AS_GPT2, *DIGITS_ALONE, *GGUF_PRE_TOKENIZER_SPLITS):
+        how = "does not say how its texts are split" if rules is None else f"splits its texts as '{rules!s:.40}'"
+        raise header.refuse(f"{how}, which headwater does not know how to do; {REMEDY}")
     tokens = values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens) or not tokens:
         raise header.refuse(f"has no list of tokens; {REMEDY}")
@@ -54,60 +52,49 @@ def tokenizer_of(header: Header) -> Any | None:
         raise header.refuse(f"has a tokenizer that cannot be built ({reason(error)}); {REMEDY}") from None
 
 
-REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the file"
-
-
 def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> Any:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
-    special = {name: _special(header, tokens, key) for name, key in SPECIAL.items()}
-    if kind == SENTENCEPIECE and special["bos"] is None:
-        special["bos"] = tokens[SENTENCEPIECE_BOS]
-    keys = GGUF_TOKENIZER_MAPPING["tokenizer"].items()
-    found = {name: header.values[f"tokenizer.{key}"] for key, name in keys if f"tokenizer.{key}" in header.values}
-    built = json.loads(convert_gguf_tokenizer(header.architecture, found)[0].to_str())
+    values = header.values
+    ids = {name: values.get(f"tokenizer.ggml.{key}_token_id") for name, key in SPECIAL.items()}
+    if kind == SENTENCEPIECE and ids["bos"] is None:
+        ids["bos"] = SENTENCEPIECE_BOS
+    for name, token in ids.items():
+        if token is not None and not (isinstance(token, int) and 0 <= token < len(tokens)):
+            raise ValueError(f"{SPECIAL[name]}_token_id={token!s:.40} is none of {len(tokens)} tokens")
+    keys = {key: f"tokenizer.{key}" for key in GGUF_TOKENIZER_MAPPING["tokenizer"]}
+    read = {name: values[keys[key]] for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items() if keys[key] in values}
+    built = json.loads(convert_gguf_tokenizer(header.architecture, read)[0].to_str())
     built["added_tokens"] = [token for token in built["added_tokens"] if token["id"] < len(tokens)]
     if rules in WHOLE_WORDS:
         built["model"]["ignore_merges"] = True
     if rules in DIGITS_ALONE:
         digit = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
         built["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digit, built["pre_tokenizer"]]}
-    if kind == SENTENCEPIECE and not header.values.get("tokenizer.ggml.add_space_prefix", True):
+    if kind == SENTENCEPIECE and not values.get("tokenizer.ggml.add_space_prefix", True):
         # No space in front of texts, and none taken away in decoding
         if (built["pre_tokenizer"] or {}).get("type") == "Metaspace":
             built["pre_tokenizer"]["prepend_scheme"] = "never"
         if (built["decoder"] or {}).get("type") == "Sequence":
-            built["decoder"]["decoders"] = [one for one in built["decoder"]["decoders"] if one["type"] != "Strip"]
-    built["post_processor"] = _template(special["bos"] if puts_bos_first(header.values) else None, tokens)
-    template = header.values.get("tokenizer.chat_template")
+            decoders = built["decoder"]["decoders"]
+            built["decoder"]["decoders"] = [decoder for decoder in decoders if decoder["type"] != "Strip"]
+    # As far as the file says, whether the model was trained with BOS in front; else as llama.cpp takes it.
+    stated, usual = values.get("tokenizer.ggml.add_bos_token"), kind == SENTENCEPIECE or rules in WHOLE_WORDS
+    built["post_processor"] = _template(ids["bos"] if (stated if isinstance(stated, bool) else usual) else None, tokens)
+    template = values.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(built)),
         chat_template=template if isinstance(template, str) else None,
-        **{f"{name}_token": token for name, token in special.items()},
+        **{f"{name}_token": None if token is None else tokens[token] for name, token in ids.items()},
     )
 
 
-def puts_bos_first(values: Mapping[str, Any]) -> bool:
-    """Whether the model was trained with BOS in front, as far as the file says; else as llama.cpp takes it."""
-    said = values.get("tokenizer.ggml.add_bos_token")
-    usual = values.get("tokenizer.ggml.model") == SENTENCEPIECE or values.get("tokenizer.ggml.pre") in WHOLE_WORDS
-    return said if isinstance(said, bool) else usual
-
-
-def _special(header: Header, tokens: list[str], key: str) -> str | None:
-    found = header.values.get(f"tokenizer.ggml.{key}_token_id")
-    if found is None:
-        return None
-    if not isinstance(found, int) or not 0 <= found < len(tokens):
-        raise ValueError(f"{key}_token_id={found!s:.40} is none of {len(tokens)} tokens")
-    return tokens[found]
-
-
-def _template(bos: str | None, tokens: list[str]) -> Mapping[str, Any]:
+def _template(bos: int | None, tokens: list[str]) -> dict[str, Any]:
     """What surrounds texts: BOS in front of each, or nothing."""
-    first = [] if bos is None else [{"SpecialToken": {"id": bos, "type_id": 0}}]
-    known = {} if bos is None else {bos: {"id": bos, "ids": [tokens.index(bos)], "tokens": [bos]}}
-    texts = [[*first, {"Sequence": {"id": name, "type_id": 0}}] for name in ("A", "B")]
+    name = None if bos is None else tokens[bos]
+    first = [] if bos is None else [{"SpecialToken": {"id": name, "type_id": 0}}]
+    known = {} if bos is None else {name: {"id": name, "ids": [bos], "tokens": [name]}}
+    texts = [[*first, {"Sequence": {"id": text, "type_id": 0}}] for text in ("A", "B")]
     return {"type": "TemplateProcessing", "single": texts[0], "pair": [*texts[0], *texts[1]], "special_tokens": known}
