@@ -227,7 +227,7 @@ def test_bundled_models(name, monkeypatch, tmp_path):
 
 
 def test_unknown_options_are_refused(kept, unchecked):
-    assert refused(kept, backend="jax") == "backend 'jax' does not exist; use transformers or transformer_lens"
+    assert refused(kept, backend="jax") == "backend 'jax' does not exist; use transformers, transformer_lens"
     assert "dtype 'float8' does not exist; use auto, float32, float64, bfloat16" in refused(kept, dtype="float8")
     for device in ("tpu", "gpu", "cuda:99", "", "cpu:x", "meta"):
         message = refused(kept, device=device)

@@ -30,10 +30,10 @@ def cached(source: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = huggingface_hub.try_to_load_from_cache(source, CONFIG, revision=revision)
+        config = huggingface_hub.try_to_load_from_cache(source, CONFIG, revision=revision)
     except HFValidationError:
         raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config).parent if isinstance(config, str) else None
 
 
 def whole(folder: Path) -> bool:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from ..errors import InputError, reason
+from ..errors import InputError, check_choice, reason
 from ..run.hardware import named
 from ..run.processes import launched, local_number
 from .ambient import left
@@ -65,8 +65,7 @@ def load(
             (accelerate finds devices), or devices by module ("model.layers.0": "cuda:0"; "" for the rest). On "cpu" or
             "disk" beside an accelerator, weights wait there until their module runs.
         max_memory: with a policy of accelerate's: bytes, or a size as "10GiB", by accelerator's number and "cpu".
-        offload_folder: for weights on disk that cannot be read from the checkpoint as they are, and those of
-            `reinitialized`; a temporary folder if not given.
+        offload_folder: for weights on disk that cannot be read from the checkpoint as they are.
         beyond: take texts longer than the model was made for (`max_position_embeddings`).
 
     Raises:
@@ -78,40 +77,38 @@ def load(
     """
     from .split import placement
 
-    if backend not in ("transformers", "transformer_lens"):
-        raise InputError(f"backend '{backend}' does not exist; use transformers or transformer_lens")
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"dtype '{dtype}' does not exist; use auto, {', '.join(DTYPES)}")
-    split = placement(device_map, max_memory, offload_folder)
-    if split is not None:
-        if backend == "transformer_lens":
-            raise InputError(f"device_map={device_map!s:.60} goes with backend transformers; leave one of the two out")
-        if device != "auto":
-            raise InputError(f"device '{device}' and device_map={device_map!s:.60} say where the model goes; give one")
-    place = None if device == "auto" else named(device)
-    if isinstance(tokenizer, (str, os.PathLike)) and not isinstance(source, View):
-        tokenizer = read_tokenizer(tokenizer)
-    if tokenizer is not None and not isinstance(source, View):
-        check_tokenizer(tokenizer)
-    if isinstance(source, (str, os.PathLike)):
-        reading = Reading(dtype, trust_remote_code, split, tokenizer)
-        found = find(os.fspath(source), revision, reading)
-        if split is None:
-            found.model.to(place or _usual_device())
-        return _view(found, backend, own=True, beyond=beyond)
+    check_choice("backend", backend, get_args(Backend))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
     if isinstance(source, View):
-        given: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
-        for option, value in (given | {"device_map": device_map, "beyond": beyond or None}).items():
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
+        options |= {"device_map": device_map, "beyond": beyond or None}
+        for option, value in options.items():
             if value is not None and (option == "device_map" or value != "auto"):
                 raise InputError(
                     f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
                 )
         return source
-    if split is not None:
+    named_source = isinstance(source, (str, os.PathLike))
+    split = placement(device_map, max_memory, offload_folder)
+    if split is not None and backend == "transformer_lens":
+        raise InputError(f"device_map={device_map!s:.60} goes with backend transformers; leave one of the two out")
+    if split is not None and device != "auto":
+        raise InputError(f"device '{device}' and device_map={device_map!s:.60} say where the model goes; give one")
+    if split is not None and not named_source:
         raise InputError(
             f"device_map={device_map!s:.60} goes with a name or folder; split a model in memory by accelerate.dispatch_model"
         )
-    return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
+    place = None if device == "auto" else named(device)
+    if isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = read_tokenizer(tokenizer)
+    if tokenizer is not None:
+        check_tokenizer(tokenizer)
+    if not named_source:
+        return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
+    found = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer))
+    if split is None:
+        found.model.to(place or _usual_device())
+    return _view(found, backend, own=True, beyond=beyond)
 
 
 # What transformers still takes and stores elsewhere, and what `load` adds.
@@ -195,16 +192,18 @@ def fresh(
 
 def _configuration(config: Any) -> Any:
     """A transformers configuration from whatever describes one, of a model that can be made."""
-    from transformers import PreTrainedConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     from .fresh import check_sizes
     from .huggingface import HuggingFaceView
 
     if isinstance(config, PreTrainedConfig):
-        made = config
-    elif isinstance(config, HuggingFaceView):
-        made = _from_fields(json.loads(config.identity.config), strict=False)
-    elif isinstance(config, (str, os.PathLike)):
+        check_sizes(config)
+        return config
+    from_file, fields = isinstance(config, (str, os.PathLike)), config
+    if isinstance(config, HuggingFaceView):
+        fields = json.loads(config.identity.config)
+    elif from_file:
         path = located(os.fspath(config))
         if is_gguf(path):
             return config_of(read_header(path))
@@ -216,17 +215,6 @@ def _configuration(config: Any) -> Any:
                 f"config '{config}' cannot be read ({type(error).__name__}); "
                 f"give a config.json, a folder with one, or a bundled name ({', '.join(bundled())})"
             ) from None
-        made = _from_fields(fields, strict=False)
-    else:
-        made = _from_fields(config, strict=True)
-    check_sizes(made)
-    return made
-
-
-def _from_fields(fields: Any, *, strict: bool) -> Any:
-    """A configuration from its fields; `strict` refuses names it does not know, which files of other origin may have."""
-    from transformers import AutoConfig
-
     if not isinstance(fields, Mapping):
         raise InputError(
             f"cannot read a {type(fields).__name__} as a config; give a transformers config or config.json"
@@ -236,17 +224,17 @@ def _from_fields(fields: Any, *, strict: bool) -> Any:
         raise InputError("the config names no model_type; give a transformers config.json")
     family_of(kind)
     try:
-        made = AutoConfig.for_model(**fields)
-        plain = AutoConfig.for_model(kind)
+        described, plain = AutoConfig.for_model(**fields), AutoConfig.for_model(kind)
     except Exception as error:  # transformers checks fields with errors of several libraries
         raise InputError(f"the {kind} config is refused by transformers ({reason(error)}); check it") from None
     if "initializer_range" not in fields:
-        setattr(made, ASSUMED, True)
+        setattr(described, ASSUMED, True)
     known = {*plain.to_dict(), *OTHER_FIELDS}
     unknown = sorted(name for name in fields if not hasattr(plain, name) and name not in known)
-    if strict and unknown:
+    if unknown and isinstance(config, Mapping):  # files have fields of other origin, too
         raise InputError(f"a {kind} config has no field '{unknown[0]}'; check its spelling")
-    return made
+    check_sizes(described)
+    return described
 
 
 def _usual_device() -> str:

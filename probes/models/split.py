@@ -15,9 +15,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,60 +168,19 @@ def gathered(block: nn.Module, device: torch.device) -> Any:
 
 
 def dispatched(model: Any, like: Any) -> Any:
-    """`model`, which is whole and on the CPU, put where `like` is: the same devices, main memory and disk.
-
-    What goes to disk is written to a temporary folder, within the folder that `like` was offloaded to if there is one; it
-    is removed as soon as nothing reads from it any more.
-    """
+    """`model`, which is whole and in main memory, put where `like` runs; what waits on disk there stays in main memory."""
     root = [hook.execution_device for hook in hooks(like) if hook.execution_device is not None]
     main: Any = root[0] if root else execution_device(like)
     main = "cpu" if str(main) == "cpu" else main  # accelerate compares it with that string
-    places = dict(getattr(like, "hf_device_map", None) or _leaves(like))
+    places = dict(getattr(like, "hf_device_map", None) or {"": "cpu"})
     if "" in places:  # by this name accelerate finds no weights to offload
         places = {name: places[""] for name, _ in model.named_children()}
-    folder = None
-    if "disk" in places.values():
-        given = next((found for loader in _loaders(like) if (found := _folder(loader)) is not None), None)
-        folder = tempfile.mkdtemp(prefix="headwater-offload-", dir=given)
-    try:
-        with quiet():
-            skip = getattr(like, "_skip_keys_device_placement", None)
-            dispatch_model(model, places, main, offload_dir=folder, skip_keys=skip)
-    finally:
-        reader = next(_loaders(model), None)
-        if folder is not None and reader is not None:
-            weakref.finalize(reader, shutil.rmtree, folder, ignore_errors=True)
-        elif folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-    return model
-
-
-def _leaves(model: nn.Module) -> dict[str, Any]:
-    """A map for a model that was offloaded as a whole, without one."""
-    places: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        loader = next(_own_loaders(module), None)
-        if loader is not None:
-            places[name] = "cpu" if _folder(loader) is None else "disk"
-        elif any(parameter is not None for parameter in module._parameters.values()):
-            places[name] = str(execution_device(module))
-    return places
-
-
-def _own_loaders(module: nn.Module) -> Iterator[Any]:
-    """What a module's hooks read offloaded weights from; those of a model read the same, each with its own prefix."""
-    for hook in hooks(module):
-        if hook.offload and hook.weights_map is not None:
-            yield getattr(hook.weights_map, "dataset", hook.weights_map)
-
-
-def _loaders(model: nn.Module) -> Iterator[Any]:
-    return (loader for module in model.modules() for loader in _own_loaders(module))
-
-
-def _folder(loader: Any) -> str | None:
-    folder = getattr(loader, "save_folder", None)
-    return os.fspath(folder) if folder is not None and os.path.isdir(folder) else None
+    places = {name: "cpu" if place == "disk" else place for name, place in places.items()}
+    if {main, *places.values()} == {"cpu"}:
+        return model
+    skip = getattr(like, "_skip_keys_device_placement", None)
+    with quiet():
+        return dispatch_model(model, places, main, skip_keys=skip, force_hooks=True)
 
 
 def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str, Any] | None:
@@ -233,12 +189,12 @@ def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str
     Raises:
         InputError: an unknown policy or device, a size that is none, or options that do not go together.
     """
-    given = {"max_memory": max_memory, "offload_folder": None if offload_folder is None else os.fspath(offload_folder)}
-    given = {option: value for option, value in given.items() if value is not None}
     if device_map is None:
-        for option, value in given.items():
-            raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
+        for option, value in {"max_memory": max_memory, "offload_folder": offload_folder}.items():
+            if value is not None:
+                raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
         return None
+    options: dict[str, Any] = {} if offload_folder is None else {"offload_folder": os.fspath(offload_folder)}
     if isinstance(device_map, Mapping):
         if max_memory is not None:
             raise InputError(
@@ -246,14 +202,14 @@ def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str
             )
         if not device_map:
             raise InputError("device_map={} names no module; give 'auto', or a device for every module")
-        return given | {"device_map": {str(name): _place(name, device) for name, device in device_map.items()}}
+        return options | {"device_map": {str(name): _place(name, device) for name, device in device_map.items()}}
     if device_map not in POLICIES:
         raise InputError(
             f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
             " (for a single device give device)"
         )
     sizes = {} if max_memory is None else {"max_memory": _sizes(max_memory)}
-    return given | {"device_map": device_map} | sizes
+    return options | {"device_map": device_map} | sizes
 
 
 def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
@@ -263,11 +219,10 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
         InputError: a name that is no module of the model, weights without a device, or tied ones on two.
     """
     names = {name for name, _ in model.named_modules()}
-    for name in device_map:
-        if name not in names:
-            known = sorted(key for key in names if key and key.count(".") < 2)
-            raise InputError(f"device_map names '{name}', no module of this model; it has {', '.join(known)}")
-    found: dict[str, str] = {}
+    if unknown := [name for name in device_map if name not in names]:
+        known = sorted(key for key in names if key and key.count(".") < 2)
+        raise InputError(f"device_map names '{unknown[0]}', no module of this model; it has {', '.join(known)}")
+    places: dict[str, str] = {}
 
     def put(name: str, module: nn.Module, device: str | None) -> None:
         device = device_map.get(name, device)
@@ -276,19 +231,19 @@ def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
             for child, part in module.named_children():
                 put(below + child, part, device)
         elif device is not None:
-            found[name] = device
+            places[name] = device
         elif any(True for _ in module.parameters()):
             raise InputError(f"device_map gives no device for '{name}'; add it, or one for all the rest under ''")
 
     put("", model, None)
     for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        places = [next(found[name] for name in found if not name or key.startswith(f"{name}.")) for key in pair]
-        if places[0] != places[1]:  # transformers then looks for a second copy of the weight in the file
+        one, other = (next(places[name] for name in places if not name or key.startswith(f"{name}.")) for key in pair)
+        if one != other:  # transformers then looks for a second copy of the weight in the file
             raise InputError(
-                f"device_map puts '{pair[0]}' on '{places[0]}' and '{pair[1]}' on '{places[1]}', which are one weight; "
+                f"device_map puts '{pair[0]}' on '{one}' and '{pair[1]}' on '{other}', which are one weight; "
                 "give both one device"
             )
-    return found
+    return places
 
 
 def _place(name: Any, device: Any) -> str:
@@ -301,21 +256,19 @@ def _place(name: Any, device: Any) -> str:
 
 
 def _sizes(max_memory: Any) -> dict[int | str, int]:
-    if not isinstance(max_memory, Mapping) or not max_memory:
-        raise InputError(f"max_memory={max_memory!s:.60} names no device; give sizes by device, as {{'cpu': '8GiB'}}")
-    found: dict[int | str, int] = {}
+    """Bytes by accelerator's number, "cpu" and "disk"."""
     count = torch.accelerator.device_count()
-    for device, size in max_memory.items():
-        numbered = isinstance(device, int) and 0 <= device < count
-        if device not in ("cpu", "disk") and not numbered:
+    known, sizes = ("cpu", "disk", *range(count)), {}
+    for device, size in max_memory.items() if isinstance(max_memory, Mapping) and max_memory else [(max_memory, "")]:
+        try:
+            sizes[device] = convert_file_size_to_int(int(size) if str(size).isdecimal() else size)
+        except (ValueError, AttributeError):
+            raise InputError(f"max_memory for '{device}' is '{size}', no size; give bytes, or as in 10GiB") from None
+        if device not in known:
             raise InputError(
                 f"max_memory names '{device}', which is not there; give cpu, or the number of one of {count} accelerators"
             )
-        try:
-            found[device] = convert_file_size_to_int(int(size) if str(size).isdecimal() else size)
-        except (ValueError, AttributeError):
-            raise InputError(f"max_memory for '{device}' is '{size}', no size; give bytes, or as in 10GiB") from None
-    return found
+    return sizes
 
 
 @contextmanager
