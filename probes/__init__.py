@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .figures import retrieval_figure as retrieval_figure
     from .figures import sinks_figure as sinks_figure
     from .figures import theory_figure as theory_figure
-    from .figures import trajectory_figure as trajectory_figure
+    from .measure import chart as chart
     from .measures.agreement import agreement as agreement
     from .measures.agreement import portrait as portrait
     from .measures.bos_swap import bos_swap as bos_swap
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .measures.inspect import inspect as inspect
     from .measures.jacobian import jacobian as jacobian
     from .measures.leakage import leakage as leakage
+    from .measures.loss import loss as loss
     from .measures.retrieval import retrieval as retrieval
     from .measures.sinks import sinks as sinks
     from .measures.trajectory import trajectory as trajectory
@@ -60,13 +61,15 @@ _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
     "figures": "bos_figure decode_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
-    "sinks_figure theory_figure trajectory_figure",
+    "sinks_figure theory_figure",
+    "measure": "chart",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",
     "measures.decode": "decode",
     "measures.inspect": "inspect",
     "measures.jacobian": "jacobian",
     "measures.leakage": "leakage",
+    "measures.loss": "loss",
     "measures.retrieval": "retrieval",
     "measures.sinks": "sinks",
     "measures.trajectory": "trajectory",

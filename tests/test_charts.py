@@ -19,13 +19,15 @@ from matplotlib.figure import Figure
 from probes import charts
 from probes.charts import NULL, Panel, Series, panels, save, sheet, svg
 from probes.errors import InputError
-from probes.figures import trajectory
+from probes.measure import measure, questions
 from probes.results.dataset import load
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports" / "llm"
 LARGE, OTHER = "smollm2-135m", "q4_k_m"  # 30 blocks of 9 heads; another model where there is a result of it
 # By name: the chart function and the folder of a result to draw.
-CHARTS: dict[str, tuple[Callable[..., Figure], str]] = {"trajectory": (trajectory.chart, "trajectory")}
+CHARTS: dict[str, tuple[Callable[..., Figure], str]] = {
+    name: (measure(name).chart, name) for name in questions() if (REPORTS / name).is_dir()
+}
 
 
 @cache
@@ -60,7 +62,7 @@ def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
     shapes |= dict.fromkeys(("cosine", "cosine_low", "cosine_high"), pairs) | {"cosine_with_bos": (("layer",), (5,))}
     coords = {"first": ["bos", "text"], "place": ["position 0", "position 1 behind BOS"], "layer": range(5)}
     ds = xr.Dataset({name: (dims, NOISE.uniform(1, 9, shape)) for name, (dims, shape) in shapes.items()}, coords)
-    norms, cosines, largest = trajectory.chart({"model": ds}).axes
+    norms, cosines, largest = measure("trajectory").chart({"model": ds}).axes
     for cell, rows in {
         norms: [ds["norm_others"][0], ds["norm_first"][0], ds["norm_others"][1], ds["norm_first"][1]],
         cosines: [*ds["cosine"], ds["cosine_with_bos"]],
@@ -69,7 +71,7 @@ def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
         for line, row in zip(cell.lines, rows, strict=True):
             np.testing.assert_array_equal(line.get_ydata(), row)
     ds = ds.isel(first=[1], place=[0]).assign(cosine_with_bos=ds["cosine_with_bos"] * np.nan)
-    assert not any("BOS" in word for word in _words(trajectory.chart({"model": ds})))
+    assert not any("BOS" in word for word in _words(measure("trajectory").chart({"model": ds})))
 
 
 # A form drawn with more than there is room for: its panel, and what must be in it.

@@ -18,7 +18,7 @@ from probes.measures.leakage import CELLS, PARTS, SOURCES
 from probes.results.dataset import dataset, load
 from probes.results.tables import Report, Table, interval, markdown, number, ranges
 from probes.studies.bos_report import bos_report
-from probes.studies.reports import leakage_report, sinks_report, trajectory_report
+from probes.studies.reports import leakage_report, sinks_report
 from probes.studies.survey import PROBES
 
 REPORTED = Path(__file__).resolve().parent.parent / "reports" / "llm"
@@ -31,7 +31,7 @@ def committed(folder: str) -> dict[str, xr.Dataset]:
     return dict(sorted(results.items(), key=lambda item: written.index(f"| {item[0]} |")))
 
 
-@pytest.mark.parametrize("folder", ["sinks", "trajectory", "leakage", "im-start/leakage", "bos-swap"])
+@pytest.mark.parametrize("folder", ["sinks", "leakage", "im-start/leakage", "bos-swap"])
 def test_committed_tables_are_those_of_the_committed_results(folder):
     results, kind = committed(folder), folder.rpartition("/")[2]
     report = PROBES[kind].report(results)
@@ -56,24 +56,6 @@ def test_sinks_that_are_not_as_usual():
     report = sinks_report({"ape": more})
     assert report.lines[0] == "ape: 8 more keys in the result file"
     assert len(report.tables[0].rows) == 8
-
-
-def test_trajectories_that_are_not_as_usual():
-    moved = next(iter(committed("trajectory").values())).copy(deep=True)
-    moved["later_difference"][0, 1] = 0.25
-    assert "changes by up to 0.25 under other text" in trajectory_report({"ape": moved}).lines[0]
-    course = np.full(moved.sizes["layer"], 0.9995)
-    course[:3] = 0.1, 0.995, 0.999
-    last = len(course) - 1
-    for values, says in (
-        (course, "above 0.99 from layer 1 on"),
-        (np.where(course < 0.5, np.nan, course), "above 0.99 from layer 1 on, not known at layer 0"),
-        (np.where(course > 0.5, np.nan, course), f"not above 0.99 where it is known, not known at layers 1-{last}"),
-        (np.full_like(course, np.nan), "not known at any layer"),
-        (course / 2, "never above 0.99"),
-    ):
-        moved["cosine"].loc[{"place": "position 0"}] = values
-        assert trajectory_report({"ape": moved}).lines[1].endswith(f" before the final norm, {says}")
 
 
 def test_swaps_that_are_not_as_usual():

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import probes
-from probes.measures.trajectory import COLUMNS, PLACES, cells, rows
+from probes.measures.trajectory import PLACES, answer, rows
 from probes.measures.trajectory import trajectory as checked_trajectory
 from probes.models.huggingface import HuggingFaceView
 from probes.models.swap import swapped
@@ -204,7 +204,7 @@ def test_without_bos_there_is_no_control():
     assert np.isnan(found.cosine_with_bos).all()
     assert trajectory(model, some_tokens(first=17), starts=4)["first"].values.tolist() == ["id"]
     assert trajectory(model, some_tokens(prompts=1, first=17), starts=4)["first"].values.tolist() == ["text"]
-    assert [row.control for row in rows(found)] == pytest.approx([math.nan] * (BLOCKS + 1), nan_ok=True)
+    assert [row[-1] for row in rows({"ape": found})[0].rows] == ["-"] * (BLOCKS + 1)
     mixed = some_tokens()
     mixed[1, 0] = 9
     found = trajectory(view("llama"), mixed, starts=4)  # prompts without BOS are taken as they are
@@ -224,12 +224,36 @@ def test_result_is_complete(tmp_path):
     assert done == sorted(done)
     assert {total for _, total in calls} == {calls[-1][0]}
     complete(found, tmp_path / "found.nc")
-    made = rows(found)
-    assert [(row.first, row.layer) for row in made] == [(f, n) for f in ("bos", "text") for n in range(BLOCKS + 1)]
-    assert (made[1].norm_first, made[-1].norm_others) == (found.norm_first[0, 1], found.norm_others[1, BLOCKS])
-    assert made[2].top_dimension == found.top_dimension[0, 2, 0]
-    assert (made[5].cosine, made[5].control) == (found.cosine[0, 1], found.cosine[1, 1])
-    assert all(len(list(cells(row))) == len(COLUMNS) for row in made)
+    (table,) = rows({"ape": found})
+    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert [(row["first"], row["layer"]) for row in cells] == [
+        (f, str(n)) for f in ("bos", "text") for n in range(BLOCKS + 1)
+    ]
+    for name, value in {
+        "|h_0|": found.norm_first[0, 1],
+        "cosine": found.cosine[0, 1],
+        "behind BOS": found.cosine[1, 1],
+    }.items():
+        assert float(cells[1][name]) == pytest.approx(float(value), abs=6e-4, rel=6e-3)
+    assert cells[2]["dimension"] == str(int(found.top_dimension[0, 2, 0]))
+
+
+def test_answers_where_later_text_matters_and_where_cosines_are_not_known():
+    found = trajectory(view("llama"), some_tokens(), starts=4)
+    assert "no later token changes it" in answer({"ape": found})[0]
+    found["later_difference"][0, 1] = 0.25
+    course = np.full(BLOCKS + 1, 0.9995)
+    course[0] = 0.1
+    for values, says in (
+        (course, "above 0.99 from layer 1 on"),
+        (np.where(course < 0.5, np.nan, course), "above 0.99 from layer 0 on"),
+        (np.full_like(course, np.nan), "never above 0.99"),
+        (course[::-1], "above 0.99 for a while only"),
+    ):
+        found["cosine"][0] = values
+        (line,) = answer({"ape": found})
+        assert "later tokens change an entry by up to 0.25" in line
+        assert line.endswith(f" before the final norm, {says}.")
 
 
 def test_bfloat16_follows_float32():

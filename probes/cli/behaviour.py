@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .command import command, flag, option
+from ..options import flag, option
+from .command import command
 from .console import print_report, print_written, progress, remark
 from .options import First, Initialization, Options, Running, Seed, Target
 

@@ -1,30 +1,15 @@
-"""How commands are declared: options are fields of dataclasses, and a decorator turns them into what typer reads."""
+"""How commands are declared: options are fields of dataclasses (`probes.options`), of which typer makes a command line."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
-
-
-def option(text: str, default: Any = None, *names: str, as_: Callable[..., Any] = typer.Option, **more: Any) -> Any:
-    """The value to give a field or parameter that is an option with this help; `...` as its default makes it required."""
-    return field(default=MISSING if default is ... else default, metadata={"typer": as_(*names, help=text, **more)})
-
-
-def flag(name: str, text: str) -> Any:
-    """An option that is off unless it is given; nothing turns it off again."""
-    return option(text, False, name)
-
-
-def argument(text: str, default: Any = None, **more: Any) -> Any:
-    """As `option`, for what is given by its place."""
-    return option(text, default, as_=typer.Argument, **more)
 
 
 def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Callable[..., None]], Any]:
@@ -39,7 +24,7 @@ def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Call
         defaults: defaults of fields that differ in this command.
 
     Raises:
-        TypeError: `without` or `defaults` names something that is no field.
+        TypeError: `without` or `defaults` names something that is no field, or two fields have one name.
     """
 
     def flattened(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,8 +42,10 @@ def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Call
                 unknown -= types.keys()
             else:
                 options.append(_parameter(name, group, parameter.default))
-        if unknown:
-            raise TypeError(f"{function.__name__} has no options {', '.join(sorted(unknown))} in its dataclasses")
+        names = [one.name for one in options]
+        if unknown or len(set(names)) < len(names):
+            wrong = unknown or {name for name in names if names.count(name) > 1}
+            raise TypeError(f"{function.__name__}: no option, or two, of the name {', '.join(sorted(wrong))}")
 
         @wraps(function)
         def run(**values: Any) -> None:
@@ -66,7 +53,8 @@ def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Call
 
             set_command(sys.argv[1:])
             for name, (group, names) in groups.items():
-                values[name] = group(**{option: values.pop(option) for option in names})
+                changed = {one: defaults[one] for one in defaults if one in get_type_hints(group)}
+                values[name] = group(**changed | {option: values.pop(option) for option in names})
             function(**values)
 
         run.__annotations__ = {one.name: one.annotation for one in options}
@@ -83,7 +71,13 @@ def command(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Call
 def _parameter(name: str, kind: Any, declared: Any, **defaults: Any) -> inspect.Parameter:
     """What typer reads an option from: `declared` is a field, or the default where the type carries the rest."""
     if isinstance(declared, Field):
-        kind = Annotated[kind, declared.metadata["typer"]] if "typer" in declared.metadata else kind
+        kind = Annotated[kind, _typer(declared)] if "option" in declared.metadata else kind
         declared = declared.default
     default = defaults.get(name, inspect.Parameter.empty if declared is MISSING else declared)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+def _typer(declared: Field[Any]) -> Any:
+    names, how = declared.metadata["option"]
+    given = dict(how)
+    return typer.Argument(**given) if given.pop("argument", False) else typer.Option(*names, **given)

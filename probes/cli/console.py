@@ -201,6 +201,12 @@ def _wrapped(text: str, *, indent: str = "") -> str:
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
+def print_lines(lines: Sequence[str]) -> None:
+    """Print sentences, a line each, broken where the terminal ends."""
+    for line in lines:
+        print(_wrapped(line, indent="  "))
+
+
 def print_written(files: Sequence[Path]) -> None:
     """Print which files a command has written."""
     print(f"wrote {', '.join(map(str, files))}")

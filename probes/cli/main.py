@@ -16,10 +16,12 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from ..measure import questions
 from ..run import processes
 from .behaviour import retrieval
 from .console import given, standing
-from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory, trajectory
+from .measures import Commands
+from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory
 from .pages import compare, export, families, report, selftest
 from .training import map_, match, pretrain, toy
 
@@ -27,8 +29,8 @@ BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
-SHARED = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval", "decode")
-COMMANDS = [jacobian, theory, map_, sinks, trajectory, leakage, bos_swap, decode]
+SHARED = ("jacobian", "theory", "sinks", "leakage", "bos-swap", "retrieval", "decode", *questions())
+COMMANDS = [jacobian, theory, map_, sinks, leakage, bos_swap, decode]
 COMMANDS += [retrieval, inspect, match, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
@@ -40,6 +42,7 @@ EXAMPLES = """Examples:
 
 app = typer.Typer(
     name="headwater",
+    cls=Commands,
     help="Where does a pretrained language model's sense of position come from?",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InputError
 from ..models.initialization import PUBLISHED
-from .command import argument, flag, option
+from ..options import argument, flag, option
 
 MOST_SEEDS = 10_000  # a larger number is a slip; it would show only after days, or when memory runs out
 MOST_PRODUCTS = 1_000_000

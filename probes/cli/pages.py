@@ -10,7 +10,8 @@ from typing import Any, Literal
 import typer
 
 from ..errors import InputError
-from .command import argument, command, flag, option
+from ..options import argument, flag, option
+from .command import command
 from .console import given, print_report, print_table, print_written, progress, remark
 from .options import Initialization, Running, Source
 

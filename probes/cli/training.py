@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..options import argument, flag, option
 from . import options as read
-from .command import argument, command, flag, option
+from .command import command
 from .console import given, print_report, print_table, print_written, progress, remark
 from .options import Bootstrap, Initialization, OneDevice, Options, Out, Running, Seeds, Source, Target
 

@@ -30,4 +30,3 @@ from .style import DECADES as DECADES
 from .style import STYLE as STYLE
 from .style import save_figure as save_figure
 from .theory import theory_figure as theory_figure
-from .trajectory import trajectory_figure as trajectory_figure

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
 from ..errors import InputError
-from ..results.dataset import number_types, options_of, quickly
+from ..results.dataset import by_name, number_types, options_of, quickly
 from ..run.files import atomic
 from .layout import Layout, broken
 from .palette import (  # noqa: F401
@@ -237,14 +237,6 @@ def thinned(x: np.ndarray, *rows: np.ndarray, most: int = 96, exact: int = 32) -
         total = np.add.reduceat(np.where(good, row, 0.0), starts, axis=-1)
         found.append(np.divide(total, number, out=np.full_like(total, np.nan), where=number > 0))
     return tuple(found)
-
-
-def by_name(results: xr.Dataset | Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    """Results by their model's name, the last part of its hub id or path."""
-    if not isinstance(results, xr.Dataset):
-        return dict(results)
-    name = str(results.attrs.get("model", "model"))
-    return {Path(name).name or name: results}
 
 
 def results_of(

@@ -13,6 +13,7 @@ from scipy.stats import rankdata
 
 from ..errors import InputError
 
+ESTIMATE = ("value", "low", "high")  # the coordinate `estimate`: a number and the ends of its 95 % interval
 SMOOTHED = 0.05  # about the share of positions in the smoothing window
 
 
@@ -191,6 +192,17 @@ def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, 
     found = (ds[one].sel(where) if one in ds else math.nan for one in (name, f"{name}_low", f"{name}_high"))
     value, low, high = map(float, found)
     return value, low, high
+
+
+def with_interval(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """A variable with the dimension `estimate`: value, low, high; the ends are NaN where the result holds none.
+
+    Raises:
+        KeyError: there is no such variable.
+    """
+    value = ds[name]
+    parts = [value, *(ds.get(f"{name}_{end}", xr.full_like(value, math.nan, dtype=float)) for end in ("low", "high"))]
+    return xr.concat(parts, xr.Variable("estimate", list(ESTIMATE)), coords="minimal", compat="override")
 
 
 def three_digits(value: float) -> str:

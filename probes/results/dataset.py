@@ -128,7 +128,7 @@ def dataset(
 
 
 def by_block(spec: Any, layers: Iterable[int] | None = None) -> dict[str, Any]:
-    """Coordinates of results by block: their numbers and, in a model whose blocks differ in it, their positional encoding."""
+    """Coordinates of results by block: their numbers and, where blocks differ in it, their positional encoding."""
     numbers = list(range(spec.blocks) if layers is None else layers)
     if len(set(spec.positional)) == 1:
         return {"layer": numbers}
@@ -181,7 +181,9 @@ def opened(result: Result) -> xr.Dataset:
     if isinstance(result, (str, os.PathLike)):
         return load(os.fspath(result))
     if not isinstance(result, xr.Dataset):
-        raise InputError(f"cannot read a {type(result).__name__} as a result; give one of headwater's, or its file's path")
+        raise InputError(
+            f"cannot read a {type(result).__name__} as a result; give one of headwater's, or its file's path"
+        )
     return result
 
 
@@ -323,6 +325,14 @@ def number_types(ds: xr.Dataset) -> list[str]:
     named = dict.fromkeys(" + ".join(kind for kind in types if kind[0] not in "FB") for types in files)
     stored = " / ".join(filter(None, named))
     return [f"{dtype} dequantized from {stored}" if stored else dtype for dtype in recorded(ds, "dtype")]
+
+
+def by_name(results: xr.Dataset | Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    """Results by their model's name, the last part of its hub id or path."""
+    if not isinstance(results, xr.Dataset):
+        return dict(results)
+    name = str(results.attrs.get("model", "model"))
+    return {Path(name).name or name: results}
 
 
 def _version(distribution: str) -> str:

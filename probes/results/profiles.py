@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 
-
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
@@ -91,7 +90,9 @@ def shape(ds: xr.Dataset, condition: str | None = None) -> Shape:
     """
     found = shapes(ds)
     if condition not in found and (condition is not None or len(found) != 1):
-        raise InputError(f"condition={condition}, and the result has profiles of {', '.join(found) or 'none'}; name one")
+        raise InputError(
+            f"condition={condition}, and the result has profiles of {', '.join(found) or 'none'}; name one"
+        )
     chosen = next(iter(found.values())) if condition is None else found[condition]
     if math.isnan(chosen.middle.value):
         raise InputError(f"fewer than {SHORTEST} positions up to the query have no middle to compare with; give more")

@@ -94,7 +94,7 @@ def resampling(
 
 
 def ends(resamples: Float[np.ndarray, "resample ..."]) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high end over the resamples [1:] of estimates [0]; NaN where an estimate is NaN, or no resample is a number."""
+    """Low and high end over the resamples [1:] of estimates [0]; NaN where an estimate is, or where all resamples are."""
     known = ~np.isnan(resamples[0]) & ~np.isnan(resamples[1:]).all(0)
     found = np.full((2, *resamples.shape[1:]), np.nan)
     if known.any():

@@ -78,7 +78,6 @@ def shape_over(
         bootstrap: resamples of the units for the trough, which is a place and jumps; 0: it has no interval.
         seed: of the resampling.
     """
-
     drawn = resampling(len(logs), bootstrap if len(np.unique(unit)) > 1 else 0, seed, documents=list(map(str, unit)))
     places = troughs(logs.mean(1), drawn.astype(np.float64))
     fraction = places / max(1, logs.shape[-1] - 1)

@@ -35,7 +35,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from ..compare import compare_results as by_headlines
 from ..errors import InputError
+from ..measure import measure_of
 from ..measures.mechanism_numbers import couples
 from ..results.dataset import Result, number_types, opened, options_of, recorded, stored
 from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
@@ -80,7 +82,7 @@ class Comparison:
         raise KeyError(name)
 
 
-def compare_results(a: Result, b: Result) -> Comparison:
+def compare_results(a: Result, b: Result) -> Any:
     """Hold one result against another of the same measurement: every number with the interval of its change.
 
     Args:
@@ -101,6 +103,8 @@ def compare_results(a: Result, b: Result) -> Comparison:
     """
     paths = [Path(x) for x in (a, b) if isinstance(x, (str, os.PathLike))]
     a, b = opened(a), opened(b)
+    if measure_of(a) is not None:
+        return by_headlines(a, b)
     if len(paths) == 2 and os.path.samefile(*map(stored, paths)):
         raise InputError(f"'{paths[0]}' and '{paths[1]}' are the same file; give two results")
     kinds = [measurement(ds) for ds in (a, b)]
@@ -131,7 +135,7 @@ def compare_results(a: Result, b: Result) -> Comparison:
     return Comparison(kinds[0], (_named(a), _named(b)), rows, _said(how, a, b, *unit), remarks)
 
 
-def comparison_report(found: Comparison, names: tuple[str, str] = ("A", "B")) -> Report:
+def comparison_report(found: Any, names: tuple[str, str] = ("A", "B")) -> Report:
     """The table of a comparison; `names` are those of the files."""
     rows = [
         [row.of, row.name, number(row.a), number(row.b), _change(row), row.how if _has_ends(row.change) else "none"]

@@ -121,21 +121,6 @@ def _of_sinks(ds: xr.Dataset) -> Found:
         yield ("heads", said), Number(alone(values.mean()))
 
 
-def _of_trajectory(ds: xr.Dataset) -> Found:
-    """Position 0's norm, massive activations and closure, the most of any layer; cosines before the final norm."""
-    for first in ds["first"].values:
-        at, of = ds.sel(first=first), f"prompts, {first}"
-        yield (of, "|h_0| / others, largest"), Number(alone((at["norm_first"] / at["norm_others"]).max()), size=True)
-        found = {
-            f"dimensions over {str(rule).removeprefix('over ')}": at["massive"].sel(rule=rule)
-            for rule in ds["rule"].values
-        }
-        for said, values in {**found, "changed by later text": at["later_difference"]}.items():
-            yield (of, said), Number(alone(values.max()))
-    for place in ds["place"].values:
-        yield (str(place), "cosine of different tokens"), Number(alone(ds["cosine"].sel(place=place)[-1]))
-
-
 def _of_leakage(ds: xr.Dataset) -> Found:
     """Log form: total, shares (where they mean something), residual component and the parts of its sink."""
     parts = {"V(X)": "log_stream", "constant sink": "sink_constant", "varying sink": "sink_varying"}
@@ -214,7 +199,6 @@ def _of_retrieval(ds: xr.Dataset) -> Found:
 MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
     "jacobian": _of_jacobian,
     "sinks": _of_sinks,
-    "trajectory": _of_trajectory,
     "leakage": _of_leakage,
     "bos-swap": _of_bos_swap,
     "decode": _of_decode,

@@ -21,13 +21,12 @@ from ..measures.roles import COLUMNS as HEAD_COLUMNS
 from ..measures.roles import cells as head_cells
 from ..measures.roles import counts, parking_at, ranked, reading_at, role_names, withheld
 from ..measures.sinks import RULES
-from ..measures.trajectory import COLUMNS as BLOCK_COLUMNS
-from ..measures.trajectory import cells as block_cells
-from ..measures.trajectory import rows
+from ..measures.trajectory import MEASURE
 from ..results.curves import estimate, spearman
 from ..results.dataset import options_of, quickly
 from ..results.statistics import jackknifed, units
-from ..results.tables import Report, Table, estimated, interval, number, ranges, variance
+from ..results.tables import Report, Table, estimated, interval, number, variance
+from ..table import tables
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
 
@@ -177,51 +176,7 @@ def _rules(ds: xr.Dataset) -> str:
 
 def trajectory_report(results: Results) -> Report:
     """Position 0's stream block by block, and whether it is a system of its own."""
-    table, lines = [], []
-    for name, ds in results.items():
-        table += [[name, *block_cells(row)] for row in rows(ds)]
-        later, alone = float(ds["later_difference"].max()), float(ds["alone_difference"].max())
-        closed = "is the same, bit for bit," if later == 0 else f"changes by up to {later:.3g}"
-        lines.append(
-            f"{name}: the stream at position 0 {closed} under other text behind it; "
-            f"relative change when it stands alone {alone:.2g}"
-        )
-        for place in ds["place"].values:
-            course = ds["cosine"].sel(place=place).values
-            lines.append(
-                f"{name}: {place}, cosine of different tokens {number(course[0], '.3f')} at the embeddings, "
-                f"{number(course[-1], '.3f')} before the final norm, {_together(course)}"
-            )
-    described = (
-        f"{measured(results)}, {options_of(next(iter(results.values())))['starts']} starts. "
-        "Layer l is the stream that block l reads, the last one what the final norm reads; |h_0| and others: medians of "
-        "the norm at position 0 and elsewhere; massive: dimensions above 100 and 1,000 medians [Sun]; > 30: above 30 "
-        "medians; dimension: the one of the largest magnitude; cosine: mean over pairs of starts at position 0, and "
-        "behind BOS."
-    )
-    position = Table("Position 0", ("model", *BLOCK_COLUMNS), table)
-    return Report("Position 0 through the blocks", described, [position], lines)
-
-
-def _together(course: np.ndarray) -> str:
-    """From which layer on trajectories count as one; streams of length zero have no cosine, and are said to have none."""
-    together, unknown = np.flatnonzero(course > TOGETHER), np.flatnonzero(np.isnan(course))
-    if len(unknown) == len(course):
-        return "not known at any layer"
-    if not len(together):
-        when = f"never above {TOGETHER:g}" if not len(unknown) else f"not above {TOGETHER:g} where it is known"
-    elif np.all(course[together[0] :] > TOGETHER):
-        when = f"above {TOGETHER:g} from layer {together[0]} on"
-    else:
-        when = f"above {TOGETHER:g} at {_layers(together)}"
-    return f"{when}, not known at {_layers(unknown)}" if len(unknown) else when
-
-
-def _layers(found: np.ndarray) -> str:
-    return f"layer{'s' * (len(found) > 1)} {ranges(found.tolist())}"
-
-
-TOGETHER = 0.99  # mean cosine from which trajectories count as one
+    return tables(MEASURE, results)
 
 
 # ------------------------------------------------------------------------------------------------------------- leakage

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from ..data.prompts import prompts
 from ..errors import reason
+from ..measure import measure, questions
 from ..measures.bos_swap import bos_swap
 from ..measures.decode import decode
 from ..measures.inspect import inspect
@@ -43,7 +44,6 @@ from ..measures.jacobian import jacobian
 from ..measures.leakage import leakage
 from ..measures.retrieval import retrieval
 from ..measures.sinks import sinks
-from ..measures.trajectory import trajectory
 from ..models.load import load
 from ..models.view import View
 from ..results.dataset import made_with
@@ -74,7 +74,6 @@ MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
     "sinks": partial(
         sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, pictures=2, evict=(0, 1), keep=(16,)
     ),
-    "trajectory": partial(trajectory, starts=16),
     "leakage": partial(leakage, **RESAMPLED),
     "bos-swap, mean@1:keys": partial(
         bos_swap, replacement="mean@1:keys", profile_prompts=1, products=32, recall=2, **RESAMPLED
@@ -86,6 +85,7 @@ MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
     ),
     "inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32),
 }
+MEASURES |= {trial: call for name in questions() for trial, call in measure(name).trials.items()}
 # Attention behind a window takes another path: of that model, what reads attention.
 MODELS = {
     "tiny-llama": tuple(MEASURES),

@@ -21,7 +21,7 @@ from ..figures.bos import bos_figure
 from ..figures.decode import decode_figure
 from ..figures.leakage import leakage_figure
 from ..figures.sinks import sinks_figure
-from ..figures.trajectory import trajectory_figure
+from ..measure import chart
 from ..measures import bos_swap, decode, leakage, sinks, trajectory
 from ..measures.effect import passes_in_all
 from ..models.view import View
@@ -67,7 +67,7 @@ PROBES: dict[str, Probe] = {
         resamples=True,
         files={"sinks-heads.csv": heads_csv},
     ),
-    "trajectory": Probe("trajectory", trajectory.trajectory, trajectory_figure, trajectory_report, trajectory.memory),
+    "trajectory": Probe("trajectory", trajectory.trajectory, chart, trajectory_report),
     "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
     "decode": Probe("decode", decode.decode, decode_figure, decode_report, decode.memory, resamples=True),
     "bos-swap": Probe(

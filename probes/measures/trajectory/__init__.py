@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from itertools import product
 
 import numpy as np
 import torch
@@ -37,27 +38,30 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.checks import check_tokens, not_finite
-from ..models.given import takes_model
-from ..models.memory import KEPT_FREE, Sizes
-from ..models.swap import unswapped
-from ..models.view import Edit, View
-from ..results.curves import three_digits
-from ..results.dataset import dataset, provenance
-from ..results.variables import Variable, labelled
-from ..run.memory import Retry, shares
-from ..run.precision import double
-from ..run.reporting import Progress, Report
-from ..run.store import Piece, Pieces, Store, groups
+from ... import options
+from ...errors import InputError
+from ...measure import Headline, Measure
+from ...models.checks import check_tokens, not_finite
+from ...models.given import takes_model
+from ...models.swap import unswapped
+from ...models.view import Edit, View
+from ...results.dataset import dataset, provenance
+from ...results.tables import Table, number
+from ...results.variables import Variable, labelled
+from ...run.memory import Retry, shares
+from ...run.precision import double
+from ...run.reporting import Progress, Report
+from ...run.store import Piece, Pieces, Store, groups
+from .chart import CAPTION, chart
 from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
 
 STARTS = 64  # 2,016 pairs
 RANKS = 5  # dimensions named per layer; [Sun] finds at most four massive ones
 MAGNITUDE, MEDIANS = 100.0, 1000.0  # [Sun]'s two thresholds
 # By name: (least magnitude, least multiple of the median), both strict.
+MASSIVE = "over 100 and 1000 medians"  # the rule of [Sun]
 RULES = {
-    "over 100 and 1000 medians": (MAGNITUDE, MEDIANS),
+    MASSIVE: (MAGNITUDE, MEDIANS),
     "1000 medians": (0.0, MEDIANS),
     "100 medians": (0.0, 100.0),
     "30 medians": (0.0, 30.0),
@@ -168,54 +172,6 @@ def trajectory(
         attrs=provenance(model, tokens, measurement="trajectory", starts=starts, seed=seed)
         | {"start_ids": ids.tolist()},
     )
-
-
-class Row(NamedTuple):
-    """One layer's stream under one first token, in short."""
-
-    first: str
-    layer: int
-    norm_first: float
-    norm_others: float
-    massive: float  # dimensions above 100 and 1,000 medians
-    above_30: float  # dimensions above 30 medians
-    top_dimension: int
-    top_value: float
-    top_ratio: float  # magnitude / median
-    cosine: float  # of different tokens at position 0
-    control: float  # the same at position 1 behind BOS; NaN without BOS
-
-
-_LARGEST = ("dimension", "value", "/ median")
-COLUMNS = ("first", "layer", "|h_0|", "|h|, others", "massive", "> 30", *_LARGEST, "cosine", "behind BOS")
-
-
-def rows(ds: xr.Dataset) -> list[Row]:
-    """What a table shows of a trajectory, one row per `first` and layer."""
-    massive, top = ds.massive, ds.isel(rank=0)
-    cosines = [ds.cosine.sel(place=place) if place in ds.place else ds.cosine[0] * np.nan for place in PLACES]
-    columns = (
-        ds.norm_first,
-        ds.norm_others,
-        massive.sel(rule="over 100 and 1000 medians"),
-        massive.sel(rule="30 medians"),
-        top.top_dimension,
-        top.top_value,
-        top.top_ratio,
-        *(cosine.broadcast_like(ds.norm_first) for cosine in cosines),
-    )
-    places = ((str(first), int(layer)) for first in ds["first"].values for layer in ds.layer.values)
-    numbers = (column.transpose("first", "layer").values.ravel().tolist() for column in columns)
-    return [Row(*place, *row) for place, row in zip(places, zip(*numbers, strict=True), strict=True)]
-
-
-def cells(row: Row) -> Iterator[str]:
-    """A row as text, in the order of `COLUMNS`."""
-    for name, value in row._asdict().items():
-        if name in ("cosine", "control"):
-            yield "-" if np.isnan(value) else f"{value:.3f}"
-        else:
-            yield three_digits(value) if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------------------------------------------- along the blocks
@@ -397,7 +353,88 @@ def passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int,
     seen(model.spec.blocks, model.residual(model.embed(tokens), edits=edits))
 
 
-def memory(model: View, prompts: int, length: int, **_: Any) -> int:
-    """Bytes above the loaded model at the peak, about: a pass, magnitudes with their places, histograms."""
-    sizes = Sizes.of(model)
-    return sizes.passing(length) + round(KEPT_FREE * (32 * length * sizes.width + (8 << BITS) * (sizes.blocks + 1)))
+# -------------------------------------------------------------------------------------------------------- what is shown
+
+TOGETHER = 0.99  # mean cosine from which the streams of different tokens count as one
+LARGEST = ("dimension", "value", "/ median")
+COLUMNS = ("model", "first", "layer", "|h_0|", "|h|, others", "massive", "> 30", *LARGEST, "cosine", "behind BOS")
+
+
+@dataclass(frozen=True)
+class Options(options.Options):
+    """Follow position 0, which no later token can influence, through the blocks.
+
+    Writes trajectory.nc, trajectory.md and the chart: block by block its norm against other positions, its massive
+    activations, and how alike different first tokens, drawn from the prompts, have become.
+
+    Examples:
+      headwater trajectory tiny-llama
+      headwater trajectory tiny-llama tiny-qwen2 --starts 128 --out runs/two
+    """
+
+    starts: int = options.option("Tokens whose paths from position 0 are compared.", STARTS)
+
+
+def rows(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """Position 0 layer by layer, a row for each model, `first` and layer."""
+    cells = []
+    for model, ds in results.items():
+        top = ds.isel(rank=0)
+        cosines = [ds.cosine.sel(place=place) if place in ds.place else ds.cosine[0] * np.nan for place in PLACES]
+        for first, layer in product(ds["first"].values, ds.layer.values):
+            at, most = ds.sel(first=first, layer=layer), top.sel(first=first, layer=layer)
+            numbers = [at.norm_first, at.norm_others, at.massive.sel(rule=MASSIVE), at.massive.sel(rule="30 medians")]
+            numbers += [most.top_dimension, most.top_value, most.top_ratio]
+            alike = [number(cosine.sel(layer=layer), ".3f") for cosine in cosines]
+            cells.append([model, str(first), str(layer), *map(number, numbers), *alike])
+    return [Table("Position 0 layer by layer", COLUMNS, cells)]
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """How large position 0's stream becomes, whether later text reaches it, and where different tokens become one."""
+    lines = []
+    for model, ds in results.items():
+        times = (ds.norm_first / ds.norm_others).isel(first=0)
+        later = float(ds.later_difference.max())
+        reached = "no later token changes it" if later == 0 else f"later tokens change an entry by up to {later:.3g}"
+        lines.append(
+            f"{model}: position 0 has {number(times.max())} times the norm of other positions in layer "
+            f"{int(times.layer[int(times.values.argmax())])}; {reached}; there, different tokens have a cosine of "
+            f"{number(ds.cosine[0, 0], '.3f')} at the embeddings and {number(ds.cosine[0, -1], '.3f')} before the final "
+            f"norm, {_together(ds.cosine[0].values)}."
+        )
+    return lines
+
+
+def _together(course: Float[np.ndarray, " layer"]) -> str:
+    """From which layer on streams count as one; streams of length zero have no cosine."""
+    with np.errstate(invalid="ignore"):
+        alike = (course > TOGETHER) | np.isnan(course)
+    if not (course > TOGETHER).any():
+        return f"never above {TOGETHER:g}"
+    apart = np.flatnonzero(~alike)
+    first = int(apart[-1]) + 1 if len(apart) else 0
+    return (
+        f"above {TOGETHER:g} from layer {first} on" if first < len(course) else f"above {TOGETHER:g} for a while only"
+    )
+
+
+MEASURE = Measure(
+    name="trajectory",
+    question="What becomes of position 0, which sees only itself, through the blocks?",
+    compute=trajectory,
+    options=Options,
+    headlines=(
+        Headline(
+            "norm at 0 / elsewhere, largest", lambda ds: (ds.norm_first / ds.norm_others).max("layer"), ratio=True
+        ),
+        Headline("massive dimensions at 0, most", lambda ds: ds.massive.sel(rule=[MASSIVE, "30 medians"]).max("layer")),
+        Headline("change at 0 by later text", lambda ds: ds.later_difference.max("layer")),
+        Headline("cosine of different tokens, last layer", lambda ds: ds.cosine.isel(layer=-1, drop=True), form=".3f"),
+    ),
+    answer=answer,
+    tables=rows,
+    chart=chart,
+    caption=CAPTION,
+    trials={"trajectory": partial(trajectory, starts=16)},
+)

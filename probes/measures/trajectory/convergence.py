@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.view import Edit, View
-from ..run.reporting import Report
+from ...errors import InputError
+from ...models.view import Edit, View
+from ...run.reporting import Report
 
 PLACES = ("position 0", "position 1 behind BOS")
 TAILS = (0.05, 0.95)  # of the pairs' cosines

@@ -1,15 +1,14 @@
-"""Position 0 as a closed system: its residual stream through the blocks."""
+"""How the stream at position 0 is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..charts import (
+from ...charts import (
     BLUE,
     DASHED,
     DOTTED,
@@ -22,16 +21,8 @@ from ..charts import (
     curves,
     level,
     panels,
-    save,
 )
-from .style import results_of
 
-NEEDS = {
-    "norm_first": ("first", "layer"),
-    "norm_others": ("first", "layer"),
-    "top_ratio": ("first", "layer", "rank"),
-    "cosine": ("place", "layer"),
-}
 FIRSTS = {
     "bos": ("BOS", VERMILLION),
     "id": ("the prompts' one id", VERMILLION),
@@ -53,18 +44,6 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         Panel("largest dimension at position 0, in medians of all", _largest),
     ]
     return panels(results, rows, CAPTION)
-
-
-def trajectory_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | Path | None = None) -> Figure:
-    """The chart of one result of `trajectory`, or of several by their model's name, saved if there is a path.
-
-    Raises:
-        InputError: no results, or one of another probe.
-    """
-    figure = chart(results_of(results, "trajectory", NEEDS))
-    if path is not None:
-        save(figure, path)
-    return figure
 
 
 def _norms(cell: Axes, ds: xr.Dataset) -> None:

@@ -1,0 +1,326 @@
+"""Two results of one measure, headline by headline: base and instruct, two checkpoints, two texts.
+
+Every headline is taken of both, and B is held against A: a ratio for sizes, by its logarithm, a difference for shares,
+counts, cosines and places. The 95 % interval is found in one of four ways, which the table names:
+
+- `by prompt`: both results have the same tokens. A unit (a document, or a prompt where none is named) is left out of both at
+  once, so that what a text does to both alike cancels.
+- `by document`: the tokens differ (two tokenizers, with and without BOS), but both are windows of the same documents.
+- `unpaired`: neither; two independent samples, whose half-widths add in quadrature.
+- `own`: the results hold no values by prompt, but intervals of their own, which are combined in the same way. That the
+  prompts may be the same is not made use of, so that the interval is rather too wide.
+
+A number that has none of these stands without an interval. One that jumps, as a place does, has an interval of the
+bootstrap, all others of the jackknife (`probes.results.statistics`). Lists of keys and values stand in the place of prompts,
+and their couples are the units.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Int
+
+from .errors import InputError
+from .headlines import DRAWS, Number, array_of, numbers, sampled
+from .measure import Headline, Measure, measure_of, questions
+from .results.dataset import Result, number_types, opened, options_of, recorded, stored
+from .results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
+from .results.tables import Report, Table, interval, number
+
+COLUMNS = ("number", "of", "A", "B", "B against A", "interval")
+# Options that decide no number: what is resampled and drawn, and the name of the measurement.
+ASIDE = ("measurement", "seed", "bootstrap", "documents", "pictures")
+
+Unit: TypeAlias = Int[np.ndarray, " prompt"]
+Key: TypeAlias = tuple[str, str]  # a headline's name and place
+
+
+class Row(NamedTuple):
+    """One number in both results."""
+
+    name: str
+    of: str  # condition, band, replacement, ...
+    a: float
+    b: float
+    ratio: bool  # whether `change` is B / A; else B - A
+    change: Interval
+    how: str  # "by prompt", "by document", "unpaired", "own", or "none"
+
+
+class Samples(NamedTuple):
+    """A headline's values [prompt, ...] at one place, and what makes the number of any choice of prompts."""
+
+    values: np.ndarray
+    mean: Callable[[np.ndarray], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two results of one measure, A and B."""
+
+    measurement: str
+    models: tuple[str, str]
+    rows: list[Row]
+    paired: str  # a sentence
+    remarks: list[str]  # settings that differ, numbers that only one of them has
+
+    def row(self, name: str, of: str | None = None) -> Row:
+        """The first row of that name; KeyError where there is none."""
+        for row in self.rows:
+            if row.name == name and of in (None, row.of):
+                return row
+        raise KeyError(name)
+
+
+def compare_results(a: Result, b: Result) -> Comparison:
+    """Hold one result against another of the same measure: every headline with the interval of its change.
+
+    Args:
+        a: a result of any measure, single or combined; or the path of its file.
+        b: another one, over prompts of the same length; differences are B - A, ratios B / A.
+
+    Returns:
+        Comparison with `rows` (name, of, a, b, ratio, change, how), `paired`, which says what is paired with what, and
+        `remarks`: settings that differ, and numbers that only one of them has. Places (conditions, replacements, bands) are
+        compared like with like; two results of one condition each are compared whichever these are.
+
+    Raises:
+        InputError: another measure or none, other lengths, no number in common; no result, a file that cannot be read, or
+            the same file twice.
+
+    Source: science of the measurement, section 8.
+    """
+    paths = [Path(x) for x in (a, b) if isinstance(x, (str, os.PathLike))]
+    a, b = opened(a), opened(b)
+    if len(paths) == 2 and os.path.samefile(*map(stored, paths)):
+        raise InputError(f"'{paths[0]}' and '{paths[1]}' are the same file; give two results")
+    measure = _measure(a, b)
+    lengths = [ds.sizes.get("position") for ds in (a, b)]  # lists have none: their ends and middles are compared
+    if lengths[0] != lengths[1]:
+        raise InputError(f"prompts of A have {lengths[0]} tokens, those of B {lengths[1]}; measure both at one length")
+    a, b = _one_condition(a, b)
+    every = [{(n.name, n.where): n for n in numbers(measure, ds)} for ds in (a, b)]
+    samples = [_samples(measure, ds) for ds in (a, b)]
+    how, *unit = pairing(a, b)
+    rows = []
+    for key in (key for key in every[0] if key in every[1]):
+        both = [samples[n].get(key) for n in (0, 1)]
+        rows.append(_row(every[0][key], every[1][key], both, how, *unit))
+    if not rows:
+        raise InputError("the results have no number in common; measure both with the same options")
+    remarks = differing(a, b)
+    for letter, some, others in (("A", *every), ("B", *reversed(every))):
+        alone = [f"{name} ({of})" if of else name for name, of in some if (name, of) not in others]
+        remarks += [f"only in {letter}, or known only there: {', '.join(alone)}"] if alone else []
+    return Comparison(measure.name, (_named(a), _named(b)), rows, _said(how, a, b, *unit), remarks)
+
+
+def _measure(a: xr.Dataset, b: xr.Dataset) -> Measure:
+    measures = [measure_of(ds) for ds in (a, b)]
+    for ds, one in zip((a, b), measures, strict=True):
+        if one is None:
+            kind = options_of(ds).get("measurement", "another kind")
+            raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(questions())}")
+    if measures[0] is not measures[1]:
+        names = [one.name for one in measures if one is not None]
+        raise InputError(f"A is a result of {names[0]}, B of {names[1]}; compare two results of one measure")
+    assert measures[0] is not None
+    return measures[0]
+
+
+def _one_condition(a: xr.Dataset, b: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
+    """Results of one condition each, which may be two: both are called by the two names."""
+    conditions = [list(map(str, ds["condition"].values)) if "condition" in ds.dims else [] for ds in (a, b)]
+    if not all(conditions) or set(conditions[0]) & set(conditions[1]):
+        return a, b
+    if len(conditions[0]) > 1 or len(conditions[1]) > 1:
+        raise InputError(
+            f"A has {', '.join(conditions[0])}, B {', '.join(conditions[1])}; compare results with a condition in common"
+        )
+    both = [" / ".join((conditions[0][0], conditions[1][0]))]
+    return a.assign_coords(condition=both), b.assign_coords(condition=both)
+
+
+def _samples(measure: Measure, ds: xr.Dataset) -> dict[Key, Samples]:
+    """By headline and place, values by prompt, where there are any."""
+    found: dict[Key, Samples] = {}
+    for headline in measure.headlines:
+        values = array_of(headline if headline.by_prompt is None else _by_prompt(headline), ds)
+        if values is None or "prompt" not in values.dims:
+            continue
+        samples, names, mean = sampled(headline, values)
+        for at, where in enumerate(names):
+            of_place = lambda some, mean=mean, at=at: float(np.ravel(mean(some))[at])  # noqa: E731
+            found[headline.name, where] = Samples(samples, of_place)
+    return found
+
+
+def _by_prompt(headline: Headline) -> Headline:
+    assert headline.by_prompt is not None
+    return Headline(headline.name, headline.by_prompt, headline.mean)
+
+
+def comparison_report(found: Comparison, names: tuple[str, str] = ("A", "B")) -> Report:
+    """The table of a comparison; `names` are those of the files."""
+    rows = [
+        [row.name, row.of, number(row.a), number(row.b), _change(row), row.how if _has_ends(row.change) else "none"]
+        for row in found.rows
+    ]
+    which = "; ".join(
+        f"{letter}: {model}" + ("" if name == letter else f", {name}")
+        for letter, model, name in zip("AB", found.models, names, strict=True)
+    )
+    ways = {row.how for row in found.rows if _has_ends(row.change)}
+    unknown = any(map(math.isinf, (end for row in found.rows for end in row.change[1:3])))
+    said = [
+        *(["?: an end is not known, so that anything may be true"] if unknown else []),
+        *([found.paired] if ways - {"own"} else []),
+        *(["own: independent intervals of the two results, combined in quadrature"] if "own" in ways else []),
+    ]
+    described = f"{which}. x: ratio B / A; + and -: difference B - A; brackets: 95 % intervals." + "".join(
+        f" {line[0].upper()}{line[1:]}." for line in said
+    )
+    title = f"Two results of {found.measurement} compared"
+    return Report(title, described, [Table("B against A", COLUMNS, rows)], found.remarks)
+
+
+def _has_ends(change: Interval) -> bool:
+    return not math.isnan(change.low)
+
+
+def _change(row: Row) -> str:
+    if not math.isfinite(row.change.value):
+        return "-"
+    if row.ratio:
+        return f"x {interval(*row.change[:3], form='#.3g')}"
+    return interval(*row.change[:3], form="+.3g")
+
+
+# ------------------------------------------------------------------------------------------------------- A against B
+
+
+def pairing(a: xr.Dataset, b: xr.Dataset) -> tuple[str, Unit, Unit]:
+    """How two results belong together, and each one's units; paired units have the same numbers in both."""
+    same = recorded(a, "tokens_sha256") == recorded(b, "tokens_sha256")
+    if all("tokens" in ds for ds in (a, b)):
+        same = np.array_equal(a["tokens"], b["tokens"])
+    if same or "prompt" not in a.dims:
+        unit = units(a if "document" in a.coords else b) if "prompt" in a.dims else np.zeros(0, dtype=int)
+        return "by prompt", unit, unit
+    if all("document" in ds.coords for ds in (a, b)):
+        names = [np.unique(ds["document"].values.astype(str)) for ds in (a, b)]
+        if len(names[0]) > 1 and np.array_equal(names[0], names[1]):
+            one, other = (np.searchsorted(names[0], ds["document"].values.astype(str)) for ds in (a, b))
+            return "by document", one, other
+    return "unpaired", units(a), units(b)
+
+
+def _row(one: Number, other: Number, samples: list[Samples | None], how: str, unit: Unit, other_unit: Unit) -> Row:
+    ratio = one.headline.ratio
+    a, b = one.interval.value, other.interval.value
+    mine, theirs = samples
+    if mine is None or theirs is None:
+        if ratio and min(min(x.interval.value, _low(x)) for x in (one, other)) > 0:  # 0 has no logarithm
+            logs = [Interval(*map(math.log, x.interval[:3])) for x in (one, other)]
+            return Row(one.name, one.where, a, b, True, _exp(apart(*logs)), "own")
+        return Row(one.name, one.where, a, b, False, apart(one.interval, other.interval), "own")
+    if one.headline.jumps:
+        change = _jumping(mine, theirs, how, unit, other_unit)
+    else:
+        first, second = (_logarithm(x.mean) if ratio else x.mean for x in (mine, theirs))
+        if how == "unpaired":
+            change = apart(jackknifed(first, mine.values, unit), jackknifed(second, theirs.values, other_unit))
+        else:
+            change = paired(first, (mine.values, unit), (theirs.values, other_unit))
+    return Row(one.name, one.where, a, b, ratio, _exp(change) if ratio else change, how)
+
+
+def _low(x: Number) -> float:
+    return x.interval.value if math.isnan(x.interval.low) else x.interval.low
+
+
+def _jumping(mine: Samples, theirs: Samples, how: str, unit: Unit, other_unit: Unit) -> Interval:
+    """The change of a number that jumps: percentiles over resamples of the units, the same ones in both where paired."""
+    whole = theirs.mean(theirs.values) - mine.mean(mine.values)
+    if min(len(np.unique(unit)), len(np.unique(other_unit))) < 2:
+        return Interval(whole, math.nan, math.nan)
+    count = len(unit)
+    if how == "unpaired":
+        drawn = [_drawn(unit, 0), _drawn(other_unit, 1)]
+    else:
+        both = _drawn(np.concatenate([unit, other_unit]), 0)
+        drawn = [both[:, :count], both[:, count:]]
+    changes = [
+        theirs.mean(np.repeat(theirs.values, others, axis=0)) - mine.mean(np.repeat(mine.values, some, axis=0))
+        for some, others in zip(*drawn, strict=True)
+    ]
+    low, high = ends(np.array([whole, *changes[1:]]))
+    return Interval(whole, float(low), float(high))
+
+
+def _drawn(unit: Unit, seed: int) -> Int[np.ndarray, "resample prompt"]:
+    return resampling(len(unit), DRAWS, seed, documents=list(map(str, unit)))
+
+
+def _logarithm(of: Callable[[np.ndarray], float]) -> Callable[[np.ndarray], float]:
+    def logarithm(values: np.ndarray) -> float:
+        size = of(values)
+        return math.log(size) if size > 0 else -math.inf if size == 0 else math.nan
+
+    return logarithm
+
+
+def _exp(change: Interval) -> Interval:
+    """Of logarithms; infinite where the one is 0 and the other is not."""
+    with np.errstate(over="ignore"):
+        return Interval(*(float(np.exp(x)) for x in change[:3]))._replace(freedom=change.freedom)
+
+
+def _said(how: str, a: xr.Dataset, b: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
+    counts = [ds.sizes.get("prompt", 0) for ds in (a, b)]
+    count = [len(np.unique(one)) for one in (unit, other_unit)]
+    what = ["prompts" if n == prompts else "documents" for n, prompts in zip(count, counts, strict=True)]
+    if how == "by prompt":
+        return f"paired by prompt: both have the same {counts[0]} prompts; units are {count[0]} {what[0]}"
+    if how == "by document":
+        return f"paired by document: other tokens of the same {count[0]} documents"
+    return f"unpaired: other prompts, {count[0]} {what[0]} in A and {count[1]} {what[1]} in B, taken as independent"
+
+
+def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:
+    """A line for each setting that differs and may make a difference of its own."""
+    settings: list[dict[str, str]] = []
+    for ds in (a, b):
+        recorded_as = {
+            "text": "text_source",
+            "condition": "condition",
+            "first token": "first_policy",
+            "backend": "backend",
+            "fresh weights": "initialization",
+            "version of headwater": "headwater",
+        }
+        of_run = {name: ", ".join(recorded(ds, attribute)) for name, attribute in recorded_as.items()}
+        of_run |= {"dtype": " / ".join(number_types(ds)), "prompts": str(ds.sizes.get("prompt", 0))}
+        options: dict[str, Any] = {name: x for name, x in options_of(ds).items() if name not in ASIDE}
+        if options.get("method") in ("exact", "scalar"):  # as many as the width, or one
+            options.pop("products", None)
+        settings.append(of_run | {name: json.dumps(value) for name, value in options.items()})
+    return [
+        f"differs: {name}: {settings[0].get(name) or 'not said'} in A, {settings[1].get(name) or 'not said'} in B"
+        for name in dict.fromkeys([*settings[0], *settings[1]])
+        if settings[0].get(name) != settings[1].get(name)
+    ]
+
+
+def _named(ds: xr.Dataset) -> str:
+    revision = str(ds.attrs.get("revision", "null"))
+    return str(ds.attrs.get("model", "a model")) + ("" if revision == "null" else f"@{revision[:12]}")

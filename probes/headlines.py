@@ -1,0 +1,125 @@
+"""A result's headlines as numbers with intervals: what every reader of results shows.
+
+An interval is the result's own where the headline brings one, else jackknifed over documents (bootstrapped for a number that
+jumps, `probes.results.statistics`), else there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import xarray as xr
+
+from .measure import Headline, Measure
+from .results.curves import ESTIMATE
+from .results.statistics import Interval, ends, freedom, jackknife, resampling, units
+from .results.tables import Table, interval
+
+DRAWS = 1000  # resamples of a number that jumps
+
+Mean: TypeAlias = Callable[[np.ndarray], np.ndarray]
+
+
+class Number(NamedTuple):
+    """A headline at one of its places."""
+
+    name: str
+    where: str  # "pretrained, band 9-31"; empty where there is one place
+    interval: Interval
+    headline: Headline
+
+    @property
+    def text(self) -> str:
+        """With its interval, "0.3 [0.2, 0.4]"."""
+        return interval(*self.interval[:3], form=self.headline.form)
+
+
+def numbers(measure: Measure, ds: xr.Dataset) -> list[Number]:
+    """All headlines of a result; those that it lacks are left out, as are places without a number."""
+    found = []
+    for headline in measure.headlines:
+        values = array_of(headline, ds)
+        if values is not None:
+            found += list(_numbers(headline, values, ds))
+    return found
+
+
+def array_of(headline: Headline, ds: xr.Dataset) -> xr.DataArray | None:
+    """The headline's array; None where the result lacks what it reads."""
+    try:
+        return headline.of(ds)
+    except KeyError:
+        return None
+
+
+def _numbers(headline: Headline, values: xr.DataArray, ds: xr.Dataset) -> Iterator[Number]:
+    low_high = np.full(2, np.nan)
+    degrees = np.inf
+    if "estimate" in values.dims:
+        estimates = values.sel(estimate=list(ESTIMATE)).transpose("estimate", ...)
+        whole, low, high = (estimates.values[n] for n in range(3))
+        names = places(estimates[0])
+    elif "prompt" in values.dims:
+        samples, names, mean = sampled(headline, values)
+        unit = units(ds)
+        whole, low, high = spread_over(headline, samples, mean, unit)
+        degrees = np.inf if headline.jumps else freedom(unit)
+    else:
+        whole, names = np.asarray(values.values), places(values)
+        low, high = (np.full(whole.shape, end) for end in low_high)
+    for name, *number in zip(names, np.ravel(whole), np.ravel(low), np.ravel(high), strict=True):
+        if not np.isnan(number[0]):
+            yield Number(headline.name, name, Interval(*map(float, number), degrees), headline)
+
+
+def spread_over(
+    headline: Headline, samples: np.ndarray, mean: Mean, unit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The number and the ends of its interval over units, of values [prompt, ...]."""
+    if headline.jumps:
+        drawn = resampling(len(samples), DRAWS, 0, documents=list(map(str, unit)))
+        prompts = np.arange(len(samples))
+        whole = np.stack([np.asarray(mean(samples[np.repeat(prompts, counts)])) for counts in drawn])
+        return whole[0], *ends(whole)
+    if not headline.ratio:
+        return jackknife(mean, samples, unit)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = jackknife(lambda some: np.log(mean(some)), samples, unit)
+    whole, low, high = (np.exp(end) for end in logs)
+    return np.asarray(mean(samples)), low, high
+
+
+def sampled(headline: Headline, values: xr.DataArray) -> tuple[np.ndarray, list[str], Mean]:
+    """Values [prompt, ...], the names of the headline's places, and what makes the number of any choice of prompts."""
+    samples = values.transpose("prompt", ...)
+    mean: Mean = headline.mean or partial(np.mean, axis=0)
+    count = np.ndim(mean(samples.values[:1]))  # what follows the places is averaged over
+    first = samples.isel({dim: 0 for dim in ("prompt", *samples.dims[1 + count :])}, drop=True)
+    return samples.values.astype(np.float64), places(first), mean
+
+
+def places(values: xr.DataArray) -> list[str]:
+    """A name of each element in words, by its coordinates, in the array's order."""
+    shape = values.shape
+    names = [[] for _ in range(int(np.prod(shape)))]
+    for axis, dim in enumerate(values.dims):
+        labels = values[dim].values
+        said = [str(label) if labels.dtype.kind in "UO" else f"{dim} {label}" for label in labels]
+        for n, at in enumerate(np.ndindex(*shape)):
+            names[n].append(said[at[axis]])
+    return [", ".join(parts) for parts in names]
+
+
+def headline_table(measure: Measure, results: Mapping[str, xr.Dataset]) -> Table:
+    """Headlines by model: a row for each number, a column for each model."""
+    by_model = {name: {(n.name, n.where): n.text for n in numbers(measure, ds)} for name, ds in results.items()}
+    rows = dict.fromkeys(key for found in by_model.values() for key in found)
+    cells: Sequence[list[str]] = [
+        [name, where, *(found.get((name, where), "-") for found in by_model.values())] for name, where in rows
+    ]
+    keep = [0, *([1] if any(row[1] for row in cells) else []), *range(2, 2 + len(by_model))]
+    columns = ("number", "of", *by_model)
+    return Table("Headlines", tuple(columns[n] for n in keep), [[row[n] for n in keep] for row in cells])

@@ -1,0 +1,250 @@
+"""The one loop: a measure on every model, unit by unit, resumed where it was interrupted, written whole or not at all.
+
+A unit is what is measured in one go (`probes.measure.Unit`). It is kept in `OUT/unfinished` under everything that its
+numbers depend on, piece by piece and then as a whole, until all units are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from .charts import save as save_chart
+from .data.prompts import Drawn
+from .errors import InputError
+from .measure import Measure, Unit
+from .measures.consequences import consequences
+from .models.edited import Edited
+from .models.view import View
+from .options import Loading, Options, Prompts
+from .results.dataset import attributes, from_bytes, provenance, save, to_bytes
+from .run import processes
+from .run.files import file_name, together
+from .run.progress import Advance, announce
+from .run.store import RESULT, Piece, Store, going_on, unfinished
+from .table import write_tables
+
+Results: TypeAlias = dict[str, xr.Dataset]
+Remark: TypeAlias = Callable[[str], object]
+
+COMPARED = 8  # prompts on which a changed model is held against the original
+KEY = (
+    "weights",
+    "backend",
+    "dtype",
+    "changed",
+    "tokens_sha256",
+    "headwater",
+)  # of the provenance: what numbers depend on
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that passed all checks, and its prompts."""
+
+    source: str
+    name: str  # in results
+    key: dict[str, Any]  # what of the model and its prompts the numbers depend on
+    drawn: Drawn | None
+    load: Callable[[], View]
+
+    @property
+    def tokens(self) -> Tensor:
+        """Its prompts [prompt, position]; none for a measure that makes its own."""
+        return torch.zeros(0, 0, dtype=torch.int64) if self.drawn is None else self.drawn.tokens
+
+    def store(self, root: Path, unit: Unit, seed: int) -> Store:
+        """Where a unit of it is kept."""
+        return Store(root, label(self.name, unit), self.key | {"options": dict(unit.options), "seed": seed})
+
+    def described(self, ds: xr.Dataset) -> xr.Dataset:
+        """The result with what there is to say of its prompts and, as `loaded_from`, of how the model was named.
+
+        Where prompts are windows of documents, `document` [prompt] names them.
+        """
+        ds = ds.assign_attrs(({} if self.drawn is None else self.drawn.attributes) | {"loaded_from": self.source})
+        if self.drawn is None or self.drawn.documents is None or ds.sizes.get("prompt") != len(self.tokens):
+            return ds
+        names = xr.Variable("prompt", list(self.drawn.documents), {"long_name": "document of a prompt"})
+        return ds.assign_coords(document=names)
+
+
+def run(
+    measure: Measure,
+    sources: Sequence[str],
+    out: str | Path,
+    options: Options | None = None,
+    prompts: Prompts = Prompts(),
+    loading: Loading = Loading(),
+    *,
+    load: Callable[[str], View] | None = None,
+    advance: Advance | None = None,
+    remark: Remark = lambda line: None,
+    marks: Mapping[str, Any] | None = None,
+) -> Results:
+    """Measure every model and write NAME.nc (NAME-MODEL.nc for each of several), NAME.md, and the chart as PNG and SVG.
+
+    Args:
+        measure: what is measured.
+        sources: models, as `probes.load` takes them.
+        out: folder.
+        options: of the measure's own type; its defaults if not given.
+        prompts, loading: which prompts, and how models are loaded.
+        load: loads a model in another way, such as one that is in memory already.
+        advance: hears (what is running, done, in all).
+        remark: hears in one line what there is to say about prompts, resuming, and what a change of a model does.
+        marks: further attributes of the results.
+
+    Returns:
+        The results by model name.
+
+    Raises:
+        InputError: bad input.
+    """
+    out, values = Path(out), (options or measure.options()).values()
+    with unfinished(out, measure.name) as root:
+        models = subjects(measure, sources, prompts, load or loading.load, remark)
+        names = [one.name for one in models]
+        require_free(written(measure, names, out))
+        units = list(measure.units(values))
+        stores = {label(one.name, unit): one.store(root, unit, prompts.seed) for one in models for unit in units}
+        if line := going_on(stores):
+            remark(line)
+        announce(advance, [said for said, store in stores.items() if not store.has(RESULT)])
+        results: Results = {}
+        for one in models:
+            model = one.load()
+            parts = [
+                _unit(measure, unit, model, one, stores[label(one.name, unit)], prompts.seed, advance) for unit in units
+            ]
+            ds = one.described(measure.joined(parts)).assign_attrs(attributes(marks or {}))
+            results[one.name] = changed(ds, model, one, remark) if isinstance(model, Edited) and len(one.tokens) else ds
+        if processes.first():
+            write(measure, results, out)
+    return results
+
+
+def label(name: str, unit: Unit) -> str:
+    """A model's unit in words."""
+    return f"{name} {unit.label}".rstrip()
+
+
+def _unit(
+    measure: Measure, unit: Unit, model: View, one: Subject, store: Store, seed: int, advance: Advance | None
+) -> xr.Dataset:
+    """A unit's result, measured where it is not there already."""
+    said = label(one.name, unit)
+    more = {"documents": one.drawn and one.drawn.documents, "pieces": store, "seed": seed}
+    more["progress"] = partial(advance, said) if advance is not None else None
+    taken = signature(measure.compute).parameters
+    arguments = {name: value for name, value in more.items() if name in taken} | dict(unit.options)
+
+    def compute() -> Piece:
+        measured = model if unit.weights is None else unit.weights(model)
+        prompted = (one.tokens,) if measure.prompted else ()
+        ds = measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
+        return {RESULT: np.frombuffer(to_bytes(ds), dtype=np.uint8)}
+
+    return from_bytes(store.once(compute)[RESULT].tobytes())
+
+
+def changed(ds: xr.Dataset, model: Edited, one: Subject, remark: Remark) -> xr.Dataset:
+    """The result with what the model's change does to its predictions: loss before and after, and KL, by prompt."""
+    tokens = one.tokens[:COMPARED]
+    if tokens.shape[1] < 3:
+        return ds
+    after, divergence = consequences(model, tokens, model.original)
+    before, _ = consequences(model.original, tokens)
+    assert divergence is not None
+    columns = {
+        "loss_unchanged": np.nanmean(before[:, 1:], axis=1),
+        "loss_changed": np.nanmean(after[:, 1:], axis=1),
+        "kl_changed": divergence[:, 1:].mean(axis=1),
+    }
+    loss = f"loss {columns['loss_changed'].mean():.4f}, was {columns['loss_unchanged'].mean():.4f}"
+    remark(f"{model.identity.name}: {loss}; KL {columns['kl_changed'].mean():.4f} nat on {len(tokens)} prompts")
+    unit = {"units": "nat"}
+    return ds.assign({name: ("compared", values, unit) for name, values in columns.items()})
+
+
+def subjects(
+    measure: Measure, sources: Sequence[str], prompts: Prompts, load: Callable[[str], View], remark: Remark
+) -> list[Subject]:
+    """Every model with its prompts, after everything that can be refused without measuring was.
+
+    A single model stays in memory; several are loaded one after another, since two large ones need not fit.
+
+    Raises:
+        InputError: no model, one that cannot be loaded or prompted, or two of one name.
+    """
+    if not sources:
+        raise InputError("no model given; name one, as tiny-llama")
+    if measure.prompted:
+        prompts.check()
+    models = []
+    for source in sources:
+        model = load(source)
+        name, revision = model.identity.name, model.identity.revision
+        if "@" in source and revision is not None:  # a hub id has the commit as its revision, which names no curve
+            name = f"{name}@{source.rpartition('@')[2]}"
+        drawn = prompts.drawn(model) if measure.prompted else None
+        again = partial(load, source) if len(sources) > 1 else partial(_same, model)
+        models.append(Subject(source, name, {}, drawn, again))
+        made = provenance(model, models[-1].tokens)
+        models[-1].key.update((part, made[part]) for part in KEY if part in made)
+    named: dict[str, str] = {}
+    for one in models:
+        other = named.setdefault(file_name(one.name), one.source)
+        if other is not one.source:
+            raise InputError(
+                f"'{other}' and '{one.source}' are both called '{one.name}'; give each model once, or rename a folder"
+            )
+    for line in dict.fromkeys(line for one in models if one.drawn for line in one.drawn.remarks):
+        remark(line)
+    return models
+
+
+def _same(model: View) -> View:
+    return model
+
+
+def result_files(measure: Measure, models: Collection[str], out: Path) -> list[Path]:
+    """Where the results of these models are written, in their order."""
+    names = [""] if len(models) == 1 else [f"-{file_name(model)}" for model in models]
+    return [out / f"{measure.name}{name}.nc" for name in names]
+
+
+def written(measure: Measure, models: Collection[str], out: Path) -> list[Path]:
+    """All that is written."""
+    return [*result_files(measure, models, out), *(out / f"{measure.name}.{suffix}" for suffix in ("png", "svg", "md"))]
+
+
+def require_free(files: Sequence[Path]) -> None:
+    """Check before long work that no folder has the name of a file to be written.
+
+    Raises:
+        InputError: one has.
+    """
+    for file in files:
+        if file.is_dir():
+            raise InputError(
+                f"'{file}' is a folder, and a file is to be written there; move it, or give another folder"
+            )
+
+
+def write(measure: Measure, results: Results, out: Path) -> None:
+    """Write results, tables and chart, all of it or nothing."""
+    with together():
+        for ds, file in zip(results.values(), result_files(measure, results, out), strict=True):
+            save(ds, file)
+        write_tables(measure, results, out / f"{measure.name}.md")
+        save_chart(measure.chart(results), out / f"{measure.name}.png")

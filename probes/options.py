@@ -1,0 +1,183 @@
+"""Options of commands as fields of dataclasses: each is declared once, with its help, and typed.
+
+`probes.cli.command` makes the command line of them. A measure's own options are such a dataclass in its file; those that
+all measures share, which prompts are drawn and how models are loaded, are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from .data.prompts import Drawn
+    from .models.view import View
+
+MOST_SEEDS = 10_000  # a larger number is a slip; it would show only after days, or when memory runs out
+MOST_PRODUCTS = 1_000_000
+MOST_RESAMPLES = 100_000
+LARGEST_SEED = 2**63 - 1  # NetCDF's integers
+
+
+def option(text: str, default: Any = None, *names: str, **more: Any) -> Any:
+    """A field that is an option with this help; `...` as its default makes it required.
+
+    `names` are spellings other than the field's; `more` may limit a number (min, max) or name a value (metavar).
+    """
+    return field(default=MISSING if default is ... else default, metadata={"option": (names, {"help": text, **more})})
+
+
+def flag(name: str, text: str) -> Any:
+    """An option that is off unless it is given; nothing turns it off again."""
+    return option(text, False, name)
+
+
+def argument(text: str, default: Any = None, **more: Any) -> Any:
+    """As `option`, for what is given by its place."""
+    return option(text, default, argument=True, **more)
+
+
+def initialization() -> Any:
+    """What fresh weights are drawn from."""
+    from .models.initialization import PUBLISHED
+
+    text = (
+        "What fresh weights are drawn from: config, one deviation for all matrices (0.02, 1/24), or a published rule: "
+    )
+    return option(f"{text}{', '.join(PUBLISHED)}.", "config", metavar="RULE")
+
+
+class Options:
+    """A group of options."""
+
+    def values(self) -> dict[str, Any]:
+        """The options by name, as the library's functions take them.
+
+        Raises:
+            InputError: an option whose text cannot be read.
+        """
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which models are measured, and where the results go."""
+
+    models: list[str] | None = argument(
+        "Bundled names, smollm2-135m, folders, GGUF files, hub ids; with @REVISION if wanted; tiny-llama if not given."
+    )
+    out: Path = option("Folder for results, figure and table; unfinished work there is continued.", Path())
+
+    @property
+    def sources(self) -> list[str]:
+        """The models, as `probes.load` takes them."""
+        return self.models or ["tiny-llama"]
+
+
+@dataclass(frozen=True)
+class Prompts(Options):
+    """Which prompts are drawn: so many windows of a text, as in `probes.prompts`."""
+
+    prompts: int = option("Windows of text.", 32)
+    length: int = option("Tokens per window, position 0 included.", 256)
+    text: Path | None = option(
+        "A text file or folder, or prose or code (bundled); if not given, prose, or code for the bundled models."
+    )
+    dataset: str | None = option("A dataset to stream: owner/name, owner/name:config, or a file.")
+    split: str = option("Split of the dataset.", "train")
+    column: str = option("Column of the dataset that holds the text.", "text")
+    chat: str | None = option(
+        "Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
+    )
+    first: str = option("Position 0: auto (what the tokenizer puts first), bos, none, or a token id.", "auto")
+    seed: int = option("Seed of the windows' places and of everything else that is drawn.", 0, max=LARGEST_SEED)
+
+    def values(self) -> dict[str, Any]:
+        """As `probes.data.prompts.draw` takes them."""
+        from .data.prompts import parse_first
+
+        text = None if self.text is None else str(self.text)
+        chosen = {name: value for name, value in vars(self).items() if name != "prompts"}
+        return {"n": self.prompts, **chosen, "text": text, "first": parse_first(self.first)}
+
+    def check(self) -> None:
+        """Refuse what can be refused without a model."""
+        from .data.prompts import check_source
+
+        check_source(**self.values())
+
+    def drawn(self, model: View) -> Drawn:
+        """The prompts of a model."""
+        from .data.prompts import draw
+
+        return draw(model, **self.values())
+
+
+@dataclass(frozen=True)
+class Loading(Options):
+    """What runs the models, where, and how precisely."""
+
+    backend: Literal["transformers", "transformer_lens"] = option("Library that runs the models.", "transformers")
+    device: str = option("auto (CUDA if there is any), cpu, cuda, cuda:1, ...", "auto")
+    device_map: str | None = option(
+        "Instead, for models larger than one device: auto, balanced, balanced_low_0 or sequential, over all "
+        "accelerators, main memory and disk."
+    )
+    max_memory: str | None = option("With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
+    offload_folder: Path | None = option(
+        "With --device-map: folder for weights that are kept on disk in another form than their own."
+    )
+    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option("auto is float32.", "auto")
+    beyond: bool = flag("--beyond", "Texts longer than the model was made for; not where positions are learned.")
+    ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
+    ablate_how: Literal["zero", "from-0"] = option(
+        "What is taken out: all that a head writes, or what it reads at position 0; its mean: in Python, probes.ablated.",
+        "zero",
+    )
+
+    def values(self) -> dict[str, Any]:
+        """As `probes.load` takes them.
+
+        Raises:
+            InputError: memory not written as DEVICE=SIZE.
+        """
+        spread: dict[str, Any] = {"device_map": self.device_map, "offload_folder": self.offload_folder}
+        if self.max_memory is not None:
+            pairs = [part.strip().partition("=") for part in self.max_memory.split(",")]
+            if not all(device and size for device, _, size in pairs):
+                raise InputError(
+                    f"max-memory '{self.max_memory}' is not a list of DEVICE=SIZE; give it as in 0=20GiB,cpu=8GiB"
+                )
+            spread["max_memory"] = {int(device) if device.isdecimal() else device: size for device, _, size in pairs}
+        chosen = {name: getattr(self, name) for name in ("backend", "device", "dtype", "beyond")}
+        return chosen | {name: value for name, value in spread.items() if value is not None}
+
+    def heads(self) -> Sequence[Any] | None:
+        """The heads that are taken out.
+
+        Raises:
+            InputError: they cannot be read, or there is a way to take them out and none is named.
+        """
+        from .models.ablate import parse_heads
+
+        if self.ablate is None and self.ablate_how != "zero":
+            raise InputError(f"ablate-how '{self.ablate_how}' takes out no head; name some, as in --ablate 18.8,26.2")
+        return None if self.ablate is None else parse_heads(self.ablate)
+
+    def load(self, source: str) -> View:
+        """The model, without the heads that are taken out.
+
+        Raises:
+            InputError: as `probes.load` does, or options that cannot be read.
+        """
+        from .models.ablate import ablated
+        from .models.load import load
+
+        heads, values = self.heads(), self.values()
+        model = load(source, **values)
+        how: Any = {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
+        return model if heads is None else ablated(model, heads, how)
