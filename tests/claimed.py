@@ -12,8 +12,8 @@ import xarray as xr
 from recalled import LARGE, interventions, real, recalled, traced
 
 from probes.claims.claim import Claim
-from probes.claims.rules import CONTROLLED
-from probes.claims.sources import claims, liu, wu, xiao
+from probes.claims.ruscio import NTK, PLAIN, WINDOW
+from probes.claims.sources import STATED
 from probes.measures.leakage import CELLS, PARTS, SOURCES
 from probes.measures.sinks import RULES
 from probes.results.folder import Collected
@@ -21,8 +21,7 @@ from probes.results.theory_map import CURVES
 from probes.theory.cesaro import cesaro_bins
 
 LENGTH = 40
-LEDGERS = (wu, liu, xiao)
-NTK, PLAIN, WINDOW = CONTROLLED
+CONTROLLED = (NTK, PLAIN, WINDOW)
 BANDS = ("9-31", "32-63")
 
 
@@ -39,12 +38,7 @@ def thrice(model: str, make: Any) -> dict[str, xr.Dataset]:
 
 def judged(name: str, collected: Collected) -> Claim:
     """One statement, judged."""
-    for source in LEDGERS:
-        for one in source.statements:
-            if one.statement.id == name:
-                return one.judged(collected)
-    (row,) = (row for row in claims(collected) if row.id == name)
-    return row
+    return STATED[name].judged(collected)
 
 
 def curve(first: float = 10.0, last: float = 10.0, *, length: int = LENGTH, fall: float = 2.0) -> np.ndarray:
@@ -301,18 +295,16 @@ def scalar(condition: str, power: float) -> Collected:
 
 def cases() -> Iterator[Any]:
     """(id, results by which it holds, results by which it does not)."""
+    for slug, name in (("gpt2", "GPT-2"), ("qwen2", "Qwen2.5-0.5B"), ("7b", "Llama-7B width")):
+        yes, no = (given(map=atlas_of(place(one, name=name, group="model"))) for one in (U, FLAT))
+        yield f"chowdhury-u-at-birth-{slug}", yes, no
     for end, little in (("", FLAT), ("-strong", curve(1.5))):
-        for slug, name in (("gpt2", "GPT-2"), ("qwen2", "Qwen2.5-0.5B"), ("7b", "Llama-7B width")):
-            yes, no = (given(map=atlas_of(place(one, name=name, group="model"))) for one in (U, little))
-            yield f"chowdhury-u-at-birth-{slug}{end}", yes, no
-        yes, no = (given(jacobian={"x": profile(init=one)}) for one in (U, little))
-        yield f"chowdhury-u-at-birth-bundled{end}", yes, no
-        yield f"chowdhury-u-at-birth-window{end}", windows(8, 9), windows(1, 9)
         yes, no = given(map=atlas_of(place())), given(map=atlas_of(place(), place(little)))
         yield f"chowdhury-u-at-birth-everywhere{end}", yes, no
         yield f"chowdhury-u-persists{end}", pretrained(U), pretrained(little)
-        for slug, name in (("qwen2-0.5b", "Qwen/Qwen2-0.5B"), ("gpt2", "openai-community/gpt2")):
-            yield f"chowdhury-u-persists-{slug}{end}", pretrained(U, name), pretrained(little, name)
+    yield "chowdhury-u-at-birth-bundled", *(given(jacobian={"x": profile(init=one)}) for one in (U, FLAT))
+    for slug, name in (("qwen2-0.5b", "Qwen/Qwen2-0.5B"), ("gpt2", "openai-community/gpt2")):
+        yield f"chowdhury-u-persists-{slug}", pretrained(U, name), pretrained(FLAT, name)
     other = np.random.default_rng(0).permutation(U)
     turns = np.arange(LENGTH)[:, None] * np.array([1, 0.5, 0.5]) * np.pi + [0, 0, np.pi / 2]
     apart = U * np.exp(0.3 * np.cos(turns.T))  # each prompt's spikes where no other's are
@@ -334,12 +326,9 @@ def cases() -> Iterator[Any]:
     yield "chowdhury-recency-isolated", usual(), usual(measured=curve(10, 1.5))
     yield "chowdhury-recency-order-one", lengths(12), lengths(30)
     yield "chowdhury-residual-makes-recency", scaled(9, 6, 3), scaled(9, 3, 6)
-    yield "chowdhury-dead-zone-deepens", *(given(map=atlas_of(*deep({2: 5, 4: one}))) for one in (9, 4))
     yield "chowdhury-dead-zone-factorial", *(given(map=atlas_of(*deep({2: 5, 4: 9, few: 30}))) for few in (5, 16))
     yield "chowdhury-score-path-vanishes-bundled", theory("init", 1, 1.2, 0.99), theory("init", 1, 1.2, 0.9)
     yield "chowdhury-score-path-vanishes-usual", usual(), usual(value=0.5 * U)
-    yes, no = (given(map=atlas_of(place(name="Llama-7B width", group="model", value=by * U))) for by in (1, 0.5))
-    yield "chowdhury-score-path-vanishes-7b", yes, no
     yield "chowdhury-valley-persists", pretrained(VALLEY), pretrained(np.linspace(1, 2, LENGTH))
     yield "chowdhury-baseline-persists", trained(U, U + 0.1), trained(U, U[::-1])
     yield "chowdhury-training-adds-spikes", trained(U, apart), trained(apart, U)
@@ -367,9 +356,9 @@ def cases() -> Iterator[Any]:
 
     of_text, of_chat = {"first": "none"}, {"first": "id", "kind": "im_start__bos_swap"}
     for who, others in (("bos", {}), ("text", of_text), ("im-start", of_chat)):
-        for end in ("", "-steady"):
+        yield f"ruscio-{who}-removes-some", swapped(0.4, **others), swapped(0.4, -0.1, **others)
+        for end in ("", "-steady") if who == "bos" else ("",):
             yield f"ruscio-{who}-removes-40{end}", swapped(0.41, 0.4, **others), swapped(0.4, 0.8, **others)
-            yield f"ruscio-{who}-removes-some{end}", swapped(0.4, **others), swapped(0.4, -0.1, **others)
     for slug, name in zip(("llama-3-8b", "mistral-7b", "qwen2.5-coder-7b"), HUB, strict=True):
         yield f"ruscio-bos-removes-40-{slug}", swapped(0.4, name=name), swapped(0.8, name=name)
     for who, first in (("", "bos"), ("text-", "none")):

@@ -16,9 +16,11 @@ from claimed import CASES, HUB, LENGTH, U, atlas_of, given, judged, leaks, place
 from pages import held
 from typer.main import get_command
 
-from probes.claims import gu
 from probes.claims.claim import SLUG, Claim, Statement, beside, claims_table, merged, origin
-from probes.claims.sources import claims, stated
+from probes.claims.evidence import real
+from probes.claims.ledger import Source
+from probes.claims.rules import Told, sure
+from probes.claims.sources import claims
 from probes.cli.main import app
 from probes.results.folder import Collected, collect
 from probes.results.tables import write_report
@@ -62,25 +64,23 @@ def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
     assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]", "[Xiao]"}
 
 
-TABLE = {"where": "1", "claim": "A {word}.", "rule": "below {limit:g}", "limit": 0.5, "command": "sinks"}
-READ = {"source": "[X]", "population": "pretrained", "judge": "sink_rate", "words": [{"word": "b"}, {"word": "c"}]}
+def test_a_decorated_function_is_a_statement_and_a_bad_id_is_refused():
+    source = Source("[X]", "x", real("sinks"), "1", published="2 %")
 
+    @source("a", rule="r")
+    @source("b", "2", "Said.", kind="ours", rule="s", limit=3)
+    def _(ds: xr.Dataset, limit: float = 1) -> Told:
+        """A claim
+        in two lines.
+        """
+        return f"{limit:g}", sure(limit < 2)
 
-def test_tables_are_repeated_for_each_entry_and_like_others(monkeypatch):
-    tables = {"x-{word}": TABLE | {"each": ["words"]}, "{like}-again": {"like": ["x-{word}"], "claim": "So {word}."}}
-    monkeypatch.setattr("tomllib.loads", lambda text: READ | tables)
-    found = [(statement.id, statement.claim) for statement, _ in stated(gu)]
-    assert found == [("x-b", "A b."), ("x-c", "A c."), ("x-b-again", "So b."), ("x-c-again", "So c.")]
-    (first, _), *_ = stated(gu)
-    assert (first.source, first.rule, first.model) == ("[X] 1", "below 0.5", "smollm2-135m")
-
-
-def test_bad_ids_and_keys_that_nothing_uses_are_refused(monkeypatch):
+    second, first = source.but(published="-").statements
+    assert [one.judged(given(sinks={"y": sunk()})).verdict for one in (first, second)] == ["holds", "does not hold"]
+    said = [(s.id, s.source, s.claim, s.published) for s in (first.statement, second.statement)]
+    assert said == [("x-a", "[X] 1", "A claim in two lines.", "2 %"), ("x-b", "[X] 2", "Said.", "2 %")]
     with pytest.raises(ValueError, match="id 'No slug' is no slug"):
         Statement("No slug", "[X]", "a", "b")
-    monkeypatch.setattr("tomllib.loads", lambda text: READ | {"x-a": TABLE | {"word": "b", "wrod": "c"}})
-    with pytest.raises(ValueError, match=r"gu\.toml: nothing uses wrod of 'x-a'"):
-        list(stated(gu))
 
 
 def check(name: str, collected: Collected, verdict: str | None = None, **beginnings: str) -> None:
@@ -97,9 +97,8 @@ PRIMACY = f"{shape_of(U).primacy:.3g}"
 
 
 def test_places_of_a_map_are_told_one_by_one_or_counted():
-    labelled = atlas_of(place(U, window=32))["map"].assign_coords(label=("place", ["window 32, d sigma^2 0.05"]))
-    said = f"window 32, d σ² 0.05: primacy {PRIMACY}, recency 9.99"
-    check("chowdhury-u-at-birth-window", given(map={"map": labelled}), measured=said)
+    said = f"place 0: primacy {PRIMACY}, recency 9.99"
+    check("chowdhury-u-at-birth-gpt2", given(map=atlas_of(place(U, name="GPT-2"))), measured=said)
     said = (
         "both ends stand above the middle 2 of 2 at 1.25, 2 of 2 at 1.5, 1 of 2 at 2 times; below 2 from d σ² = 0.05 on"
     )
@@ -285,7 +284,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 
 # Known of a tiny model whose name is nobody's and that was not trained, taken for a language model, and of two depths.
 KNOWN = {
-    "chowdhury": "u-at-birth-bundled u-at-birth-everywhere primacy-tail-everywhere dead-zone-deepens dead-zone-factorial "
+    "chowdhury": "u-at-birth-bundled u-at-birth-everywhere primacy-tail-everywhere dead-zone-factorial "
     "score-path-vanishes-bundled objection-powers-map objection-powers-map-fitted objection-powers-init u-persists "
     "valley-persists baseline-persists objection-powers-pretrained objection-surrogate-pretrained",
     "ruscio": "position-0-closed fingerprint-constant fingerprint-varies absolute-position-leaks mask-is-a-source "
@@ -298,7 +297,7 @@ KNOWN = {
 
 def test_real_results_are_judged(reported, monkeypatch):
     assert not any(row.verdict != "not measured" for row in claims(reported) if row.population == "pretrained")
-    monkeypatch.setattr("probes.claims.rules.LARGE", 1)  # a few thousand parameters count as a language model
+    monkeypatch.setattr("probes.claims.evidence.LARGE", 1)  # a few thousand parameters count as a language model
     rows = {row.id: row for row in claims(reported)}
     known = {name for name, row in rows.items() if row.verdict != "not measured"}
     assert known >= {f"{source}-{name}" for source, names in KNOWN.items() for name in names.split()}

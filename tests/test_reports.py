@@ -101,37 +101,16 @@ def constructed(residual: list[float], mask: float = 0.1, spread: float = 0.05) 
     return dataset(variables, coords=coords | {"layer": range(len(at)), "band": ["9-31"]}, attrs=attrs, tokens=tokens)
 
 
-UNSURE = "not told apart"
 NAMES = ("tiny-llama", "tiny-llama-ntk", "tiny-mistral-window")  # standard RoPE, NTK scaling, sliding window
 
 
-@pytest.mark.parametrize(
-    ("plain", "ntk", "window", "verdict", "answers"),
-    [
-        ([0.2, 0.3, 0.2], [0.02, 0.02, 0.01], [0.3, 0.4, 0.5], "holds", ("yes", "yes", "yes", "yes")),
-        ([0.2, 0.3, 0.2], [0.02, 0.02, 0.01], [0.5, 0.4, 0.3], "does not hold", ("yes", "yes", "yes", "no")),
-        ([0.2, 0.3, 0.2], [0.5, 0.5, 0.5], [0.3, 0.4, 0.5], "does not hold", ("no", "yes", "no", "yes")),
-        ([0.2, 0.3, 0.2], [0.2, 0.2, 0.2], [0.3, 0.4, 0.5], "is not decided", (UNSURE, "yes", "yes", "yes")),
-        # Neighbours overlap, NTK scaling and the window do not, the wrong way round.
-        ([0.3] * 3, [0.38, 0.38, 0.4], [0.2, 0.22, 0.24], "does not hold", (UNSURE, UNSURE, "no", "yes")),
-    ],
-)
-def test_ruscio_s_order_is_computed(plain, ntk, window, verdict, answers):
-    results: dict[str, xr.Dataset] = dict(zip(NAMES, map(constructed, (plain, ntk, window)), strict=True))
-    said = (
-        f"NTK scaling below standard RoPE: {answers[0]}; sliding window above standard RoPE: {answers[1]}; NTK scaling "
-        f"below the sliding window: {answers[2]}; growing with depth under the sliding window: {answers[3]}"
-    )
-    lines = leakage_report(results).lines
-    assert lines[2] == f"[Ruscio]'s order {verdict}: {said}"
-    if verdict == "holds":
-        assert lines[:2] == [
-            "residual component, the constant sink left in: tiny-llama-ntk 0.0167 [-0.0333, 0.0667] "
-            "< tiny-llama 0.233 [0.183, 0.283] < tiny-mistral-window 0.4 [0.35, 0.45]",
-            "its rank correlation with depth: tiny-llama 0.00, tiny-llama-ntk -0.87, tiny-mistral-window 1.00",
-        ]
-    del results["tiny-llama"]
-    assert not any("Ruscio" in line for line in leakage_report(results).lines)
+def test_models_are_ordered_by_the_residual_component():
+    each = map(constructed, ([0.2, 0.3, 0.2], [0.02, 0.02, 0.01], [0.3, 0.4, 0.5]))
+    assert leakage_report(dict(zip(NAMES, each, strict=True))).lines[:2] == [
+        "residual component, the constant sink left in: tiny-llama-ntk 0.0167 [-0.0333, 0.0667] "
+        "< tiny-llama 0.233 [0.183, 0.283] < tiny-mistral-window 0.4 [0.35, 0.45]",
+        "its rank correlation with depth: tiny-llama 0.00, tiny-llama-ntk -0.87, tiny-mistral-window 1.00",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from ..results.tables import Report, Table
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "not trained"]
-Kind = Literal["published", "request", "ours"]  # a source said it; its reviewers or readers asked for it; we add it
+# A source said it; its reviewers or readers asked for it; we add it; it follows from definitions, and checks the code.
+Kind = Literal["published", "request", "ours", "theorem"]
 Population = Literal["initialization", "pretrained", "controlled", "toys"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 DECIDED: tuple[Verdict, ...] = ("holds", "does not hold")
@@ -191,6 +192,7 @@ def headline(found: Sequence[Claim]) -> list[str]:
     groups = [(f"published, {said}", "published", {population}) for population, said in POPULATIONS.items()]
     groups += [("requests of reviewers and readers", "request", POPULATIONS.keys())]
     groups += [("our own generalisations and controls", "ours", POPULATIONS.keys())]
+    groups += [("theorems and identities", "theorem", POPULATIONS.keys())]
     lines = []
     for name, kind, populations in groups:
         some = [one for one in found if one.kind == kind and one.population in populations]

@@ -1,42 +1,44 @@
 """What decides a statement: results of one population, and the command that measures them.
 
 Each population (`probes.claims.claim.Population`) has its own evidence. Fresh weights of any model decide about
-initialization (`fresh`, `places`). Language models that others trained, of `LARGE` parameters and more, decide about
+initialization (`fresh`, `places`). Language models that others trained, of about `LARGE` parameters and more, decide about
 pretrained ones (`real`); the numbers of small ones stand beside them as `tiny`. Three or more runs of each of our
 controlled models decide about an ingredient of training (`runs`).
 
-A statement's function is handed what its evidence selects, and says in words what was measured and by which test it is
-judged, or None where its argument is no case:
+A statement's function is handed what its evidence selects, and returns what was measured in words with the test that
+decides. None means that its argument is no case, and so does a `KeyError`: a result lacks a variable or a place (`Lacks`).
 
-| evidence | what the function is handed |
-|---|---|
-| `fresh`, `real` of one kind | a result, of each model by itself |
-| `fresh`, `real` of several kinds | one model's results by kind, of each model by itself |
-| `places` | all places of the maps; the function may say something of each of them, by name |
-| `runs` | for each of the models named its runs, by name |
+- `fresh`, `real` of one kind of results: a result of one model, for each model by itself;
+- `fresh`, `real` of several kinds: one model's results by kind, for each model by itself;
+- `places`: the places of the maps of theory; words and tests of single places may be returned by their names;
+- `runs`: for each of the models named its runs, by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import xarray as xr
 
 from ..results.folder import Collected
-from ..results.theory_map import Row, rows
+from ..results.theory_map import rows
 from .claim import Judged, Population
-from .rules import Told, commands, having, in_each, in_real, in_runs, one_verdict
-from .rules import runs as runs_of
+from .rules import SURE, Told, every
 
-Tell: TypeAlias = Callable[..., Told | Mapping[str, Told] | None]
-Suits: TypeAlias = Callable[[xr.Dataset], bool]
+Results: TypeAlias = Mapping[str, xr.Dataset]
+Tell: TypeAlias = Callable[..., Any]  # gives `Told`, that of several things by name, or None where it is no case
+Judge: TypeAlias = Callable[[Collected, Tell], Judged | None]  # None: nothing there to judge
 
+LARGE = 100_000_000  # parameters of a language model that counts as one
 BUNDLED = "tiny-llama tiny-llama-ntk tiny-mistral-window tiny-qwen2"
 REAL = "smollm2-135m"  # the pretrained language model that decides where no other is at hand
-SEEDS = (1, 2)  # of controlled runs beside the bundled models
-MEASURED = {  # options for `REAL`, by kind of result
+MEASURED = {  # options of the command that measures `REAL`, by kind of result
     "jacobian": "--prompts 16 --seeds 2 --products 32 --initialization smollm2-135m",
     "scalar": "--method scalar --conditions pretrained --prompts 16",
     "theory": "--prompts 2 --seeds 2 --length 128 --initialization smollm2-135m",
@@ -46,35 +48,31 @@ MEASURED = {  # options for `REAL`, by kind of result
     "retrieval": "--pairs 36 --keys apart --digits 4 --contexts 100 --candidates 12",
     "bos-swap": "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32",
 }
+PROGRAMS = {"scalar": "jacobian", "scalar-init": "jacobian", "no-rope": "jacobian", "steps": "sinks"}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What decides a statement."""
+    """What decides a statement; `model` is what the command measures."""
 
     population: Population
-    judge: Callable[[Collected, Tell], Judged | None]  # None: nothing there to judge
-    command: str  # that measures it
-    model: str  # that the command measures
+    judge: Judge
+    command: str
+    model: str
 
 
-def _never(collected: Collected, tell: Tell) -> None:
-    """Nothing among a folder's results."""
-
-
-TOYS = Evidence("toys", _never, "", "-")  # judged where they are trained: `toy.experiments`
+TOYS = Evidence("toys", lambda collected, tell: None, "", "-")  # judged by the experiment that trains them
 
 
 def unmeasured(command: str, model: str) -> Evidence:
-    """For what no result of this suite decides about language models; the command measures what is nearest to it."""
-    return Evidence("pretrained", _never, command, model)
+    """For what this suite does not measure about language models; the command measures what is nearest to it."""
+    return Evidence("pretrained", lambda collected, tell: None, command, model)
 
 
 def real(
-    kinds: str | Sequence[str],
-    *needed: str,
-    suits: Suits = lambda ds: True,
-    only: str | Sequence[str] = (),
+    *kinds: str,
+    first: str = "",
+    only: Sequence[str] = (),
     model: str = REAL,
     options: str = "",
     more: str = "",
@@ -83,63 +81,22 @@ def real(
     """Pretrained language models.
 
     Args:
-        kinds: of the results, as `probes.results.folder` names them; of several, those of one model are handed together.
-        needed: variables without which a result is left out.
-        suits: a further condition on a result.
+        kinds: of the results, as `probes.results.folder` names them.
+        first: what prompts begin with, where only such results count: "bos", "none" (text).
         only: models by name, of which all are needed.
         model: what the command measures; `only`, if that is given.
-        options: of the command, in the place of `MEASURED`'s; `more` of them behind those.
+        options: of the command, in the place of `MEASURED`'s; `more` stands behind those.
         out: its folder.
     """
-    first = kinds if isinstance(kinds, str) else kinds[0]
-    only = [only] if isinstance(only, str) else list(only)
-    names = only or [model]
-    settings = options or MEASURED[first.rpartition("/")[2]]
-    said = (_program(first), *names, settings, more, "--out", out or f"reports/llm/{first}")
-    judge = _of_models(in_real, kinds, needed, suits, only)
-    return Evidence("pretrained", judge, " ".join(filter(None, said)), ", ".join(names))
+    options = options or MEASURED[kinds[0].rpartition("/")[2]]
+    command = measuring(kinds[0], only or [model], options, more, out or f"reports/llm/{kinds[0]}")
+    return Evidence("pretrained", partial(_of_models, kinds, in_real, first, only), command, ", ".join(only or [model]))
 
 
-def fresh(
-    kinds: str | Sequence[str],
-    *needed: str,
-    suits: Suits = lambda ds: True,
-    options: str = "",
-    model: str = "fresh models",
-) -> Evidence:
+def fresh(*kinds: str, options: str = "", model: str = "fresh models") -> Evidence:
     """Models at initialization, of any size; arguments as those of `real`."""
-    first = kinds if isinstance(kinds, str) else kinds[0]
-    said = (_program(first), BUNDLED, options, "--out", f"reports/{first}")
-    judge = _of_models(in_each, kinds, needed, suits, [])
-    return Evidence("initialization", judge, " ".join(filter(None, said)), model)
-
-
-def _program(kind: str) -> str:
-    """The command that makes results of a kind."""
-    name = kind.rpartition("/")[2]
-    return f"headwater {'jacobian' if name in ('scalar', 'scalar-init', 'no-rope') else name}"
-
-
-def _of_models(
-    verdict: Callable[..., Judged | None],
-    kinds: str | Sequence[str],
-    needed: Sequence[str],
-    suits: Suits,
-    only: Sequence[str],
-) -> Callable[[Collected, Tell], Judged | None]:
-    def judge(collected: Collected, tell: Tell) -> Judged | None:
-        by_kind = {
-            kind: {name: ds for name, ds in having(collected[kind], *needed).items() if suits(ds)}
-            for kind in ([kinds] if isinstance(kinds, str) else kinds)
-        }
-        names = only or list(dict.fromkeys(name for found in by_kind.values() for name in found))
-        if not all(any(name in found for found in by_kind.values()) for name in names):
-            return None
-        if isinstance(kinds, str):
-            return verdict({name: by_kind[kinds][name] for name in names}, tell)
-        return verdict({name: {k: one[name] for k, one in by_kind.items() if name in one} for name in names}, tell)
-
-    return judge
+    command = measuring(kinds[0], [BUNDLED], options, "", f"reports/{kinds[0]}")
+    return Evidence("initialization", partial(_of_models, kinds, in_each, "", ()), command, model)
 
 
 def places(model: str = "fresh models", **where: Any) -> Evidence:
@@ -147,53 +104,118 @@ def places(model: str = "fresh models", **where: Any) -> Evidence:
 
     def judge(collected: Collected, tell: Tell) -> Judged | None:
         maps = collected["map"].values()
-        found: list[Row] = [row for ds in maps for row in rows(ds, **where)]
-        told = tell(found) if found else None
-        if told is None:
-            return None
-        if isinstance(told, Mapping):
-            return one_verdict(told, model, commands(maps))
-        words, test = told
-        judged = one_verdict({"": ("", test)}, model, commands(maps))
-        return judged and judged._replace(measured=words)
+        found = [row for ds in maps for row in rows(ds, **where)]
+        return judged(case(tell, found), model, maps) if found else None
 
     return Evidence("initialization", judge, "headwater map --out reports/theory", model)
 
 
-def runs(
-    kind: str,
-    models: Sequence[str],
-    *needed: str,
-    suits: Suits = lambda ds: True,
-    options: str = "",
-    steps: Sequence[str] = ("",),
-    seeds: Sequence[int] = SEEDS,
-) -> Evidence:
-    """Controlled training: runs of these models, each of which needs some; `steps` of a run are its checkpoints' folders.
-
-    Further arguments are those of `real`.
-    """
+def runs(kind: str, *models: str, options: str = "", seeds: Sequence[int] = (1, 2)) -> Evidence:
+    """Controlled training: runs of these models, each of which needs some."""
 
     def judge(collected: Collected, tell: Tell) -> Judged | None:
-        found = [having(runs_of(collected, kind, model), *needed) for model in models]
-        found = [{name: ds for name, ds in one.items() if suits(ds)} for one in found]
-        told = tell(found) if all(found) else None
-        return in_runs(found, told[0], [told[1]]) if isinstance(told, tuple) else None
+        of_models = [runs_of(collected, kind, model) for model in models]
+        used = {name: ds for found in of_models for name, ds in found.items()}
+        return judged(case(tell, of_models), ", ".join(used), used.values()) if all(of_models) else None
 
-    return Evidence("controlled", judge, training(kind, models, options, steps, seeds), ", ".join(models))
+    return Evidence("controlled", judge, training(kind, models, options, seeds), ", ".join(models))
 
 
-def training(
-    kind: str,
-    models: Sequence[str],
-    options: str = "",
-    steps: Sequence[str] = ("",),
-    seeds: Sequence[int] = SEEDS,
-) -> str:
+# --------------------------------------------------------------------------------------------------------- who counts
+
+
+def _of_models(
+    kinds: Sequence[str],
+    verdict: Callable[[Mapping[str, Results], Tell], Judged | None],
+    first: str,
+    only: Sequence[str],
+    collected: Collected,
+    tell: Tell,
+) -> Judged | None:
+    results: dict[str, dict[str, xr.Dataset]] = {}  # by model and kind
+    for kind in kinds:
+        for name, ds in collected[kind].items():
+            if first in ("", ds.attrs.get("first_policy")):
+                results.setdefault(name, {})[kind] = ds
+    chosen = {name: results[name] for name in only or results if name in results}
+    if len(chosen) < len(only):
+        return None
+    return verdict(chosen, tell if len(kinds) > 1 else lambda by_kind: tell(by_kind[kinds[0]]))
+
+
+def in_each(results: Mapping[str, Results], tell: Tell) -> Judged | None:
+    """The verdict over all models that are a case, of any size, by results of each. None without any."""
+    cases = {name: told for name, by_kind in results.items() if (told := case(tell, by_kind))}
+    kinds = dict.fromkeys(kind for name in cases for kind in results[name])
+    used = [results[name][kind] for kind in kinds for name in cases if kind in results[name]]
+    return judged(cases, ", ".join(cases), used)
+
+
+def in_real(results: Mapping[str, Results], tell: Tell) -> Judged | None:
+    """The verdict over language models; what small ones say stands beside it and decides nothing."""
+    large = [name for name, by_kind in results.items() if any(map(is_real, by_kind.values()))]
+    found = in_each({name: results[name] for name in large}, tell)
+    beside = in_each({name: results[name] for name in results if name not in large}, tell)
+    return (found or Judged("-", "not measured", "", ""))._replace(tiny=beside.measured) if beside else found
+
+
+def case(tell: Tell, evidence: Any) -> Any:
+    """What is told of evidence; None where it is no case, or lacks what is asked for."""
+    try:
+        return tell(evidence)
+    except KeyError:
+        return None
+
+
+def judged(told: Told | Mapping[str, Told] | None, model: str, used: Iterable[xr.Dataset]) -> Judged | None:
+    """The verdict of what is told of these results; what is told of several things by name has to hold in each."""
+    if not told:
+        return None
+    several = {"": told} if isinstance(told, tuple) else told
+    words = "; ".join(f"{name}: {words}" if name else words for name, (words, _) in several.items())
+    commands = [str(ds.attrs.get("command", "")) for ds in used]
+    command = " && ".join(dict.fromkeys(commands)) if all(commands) else ""  # results made from Python have none
+    return Judged(words, every(test for _, test in several.values())(SURE), model, command)
+
+
+def is_real(ds: xr.Dataset) -> bool:
+    """Whether a result tells of a pretrained language model of about `LARGE` parameters or more."""
+    conditions = ds["condition"].values if "condition" in ds.coords else [ds.attrs.get("condition")]
+    return "pretrained" in conditions and parameters(config(ds)) >= LARGE
+
+
+def parameters(config: Mapping[str, Any]) -> int:
+    """About how many parameters a model has: 12 L d^2 in its blocks, V d in its embedding; 0 where it says too little."""
+    names = ("hidden_size", "n_embd"), ("num_hidden_layers", "n_layer"), ("vocab_size",)
+    width, blocks, vocabulary = (next((int(config[n]) for n in same if config.get(n)), 0) for same in names)
+    return (12 * blocks * width + vocabulary) * width if blocks and vocabulary else 0
+
+
+def config(ds: xr.Dataset) -> dict[str, Any]:
+    """Of the model."""
+    return json.loads(str(ds.attrs.get("config", "{}")))
+
+
+def runs_of(collected: Collected, kind: str, model: str) -> dict[str, xr.Dataset]:
+    """Controlled runs of a bundled model: its own, and those of other seeds, "MODEL-seed1", under "controlled/KIND"."""
+    found = {**collected[kind], **collected[f"controlled/{kind}"]}
+    same = re.compile(rf"{re.escape(model)}(-seed\d+)?")
+    return {name: ds for name, ds in found.items() if same.fullmatch(PurePath(name).name)}
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def measuring(kind: str, models: Sequence[str], options: str, more: str, out: str) -> str:
+    """The command that measures models."""
+    name = kind.rpartition("/")[2]
+    parts = ("headwater", PROGRAMS.get(name, name), *models, options, more, "--out", out)
+    return " ".join(part for part in parts if part)
+
+
+def training(kind: str, models: Sequence[str], options: str, seeds: Sequence[int], steps: Sequence[str] = ("",)) -> str:
     """The commands that train the missing controlled runs of these recipes and measure them, at some steps if given."""
     folders = {f"runs/{model}-seed{seed}": (model, seed) for model in models for seed in seeds}
     trained = [f"headwater pretrain {model} --seed {seed} --out {out}" for out, (model, seed) in folders.items()]
-    measured = " ".join(f"{folder}{step}" for folder in folders for step in steps)
-    program = "sinks" if kind == "steps" else kind
-    said = (f"headwater {program}", measured, options, f"--out reports/controlled/{kind}")
-    return " && ".join([*trained, " ".join(filter(None, said))])
+    measured = [f"{folder}{step}" for folder in folders for step in steps]
+    return " && ".join([*trained, measuring(kind, measured, options, "", f"reports/controlled/{kind}")])

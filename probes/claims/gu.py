@@ -1,11 +1,10 @@
-"""Rules for [Gu], arXiv 2410.10781, "When Attention Sink Emerges in Language Models"."""
+"""[Gu], arXiv 2410.10781, "When Attention Sink Emerges in Language Models"."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import xarray as xr
@@ -13,267 +12,323 @@ import xarray as xr
 from ..results.curves import three_digits
 from ..results.dataset import options_of
 from ..results.folder import Collected
-from ..results.statistics import Interval, jackknifed, units
+from ..results.statistics import Interval
 from ..results.tables import number
-from .claim import Judged, verdict_of
-from .readings import roughly
-from .rules import (
-    QUARTER,
-    RUNS,
-    Results,
-    Summed,
-    Tell,
-    Test,
-    Told,
-    above,
-    below,
-    combinator,
-    estimated,
-    every,
-    having,
-    in_most,
-    in_real,
-    in_runs,
-    listed,
-    near,
-    of_models,
-    of_runs,
-    over_training,
-    told,
-)
+from .claim import Judged, Verdict
+from .evidence import Evidence, Results, Tell, case, judged, real, runs, training
+from .ledger import Source
+from .readings import OVER_RUNS, RUNS, UNKNOWN, estimated, over_documents, over_training, roughly
+from .rules import QUARTER, Test, Told, above, below, every, in_most, listed, near, told
 
-INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat template"}  # by kind of result
-STEP = re.compile(r"(?:.*/)?(?P<model>[^/@]+)[@/]step(?P<step>\d+)")
+THERE = 0.01  # sink rate from which on a sink is there: ours
+AT_ZERO = f"sink rate of position 0 (threshold 0.3) above {THERE:g}"
+gu = Source("[Gu]", "gu", real("sinks"), "abstract")
 
 
-def _measured(results: Results) -> dict[str, xr.Dataset]:
-    """Results that hold position 0's sink, beside others'."""
-    return {name: ds for name, ds in having(results, "sink_rate_of_model", "alpha").items() if 0 in ds["key"].values}
-
-
-of_sinks = partial(of_models, "sinks", among=_measured)
-
-
-def _over_documents(values: xr.DataArray, ds: xr.Dataset, tell: Callable[[np.ndarray], float]) -> Interval:
-    """`tell` of means over prompts [key] of alpha or of what is made from it; no interval where prompts were not kept."""
-    by_key = values.mean([dim for dim in values.dims if dim not in ("prompt", "key")])
-    if "prompt" not in by_key.dims:
-        return Interval(tell(by_key.values), math.nan, math.nan)
-    whole = by_key.transpose("prompt", "key").values
-    return jackknifed(lambda some: tell(some.mean(0)), whole, units(ds))
-
-
-def _sinks(ds: xr.Dataset) -> xr.DataArray:
-    """1 where a head of a prompt has its sink at a key."""
+def sinks(ds: xr.Dataset) -> xr.DataArray:
+    """1 where a head of a prompt has its sink at a key, or the rate of that over heads where prompts were not kept."""
+    if "prompt" not in ds["alpha"].dims:
+        return ds["sink_rate_of_model"]
     return (ds["alpha"] > float(options_of(ds).get("threshold", 0.3))).astype(float)
 
 
-def _rate(ds: xr.Dataset) -> Interval:
-    """Sink rate of position 0 with its interval over documents."""
-    if "prompt" not in ds["alpha"].dims:
-        return Interval(float(ds["sink_rate_of_model"].sel(key=0)), math.nan, math.nan)
-    return _over_documents(_sinks(ds).sel(key=[0]), ds, lambda rates: float(rates[0]))
+def sink_rate(ds: xr.Dataset) -> Interval:
+    """Of position 0, over documents; without interval where prompts were not kept."""
+    return over_documents(ds, sinks(ds).sel(key=0))
 
 
-def _first(ds: xr.Dataset, values: xr.DataArray) -> tuple[float, float, Interval]:
+def ahead(ds: xr.Dataset, values: xr.DataArray) -> tuple[float, float, Interval]:
     """Position 0's number, the largest of the others', and the difference; NaN without others."""
-    at = int(np.flatnonzero(ds["key"].values == 0)[0])
-
-    def ahead(by_key: np.ndarray) -> float:
-        others = np.delete(by_key, at)
-        return float(by_key[at] - others.max()) if len(others) else math.nan
-
-    by_key = values.mean([dim for dim in values.dims if dim != "key"]).values
-    found = _over_documents(values, ds, ahead)
-    return float(by_key[at]), float(by_key[at]) - found.value, found
+    zero, first = ds["key"].values == 0, float(values.sel(key=0).mean())
+    if zero.all():
+        return first, math.nan, UNKNOWN
+    difference = over_documents(ds, values, lambda by_key: float(by_key[zero][0] - by_key[~zero].max()))
+    return first, first - difference.value, difference
 
 
-# -------------------------------------------------------------------------------------------------------- published models
+# ------------------------------------------------------------------------------------------------------------ universality
+
+LENGTH = 64  # tokens, in [Gu] Table 1
 
 
-@of_sinks()
-def sink_rate(ds: xr.Dataset, rate: float, length: int) -> Told:
-    """Whether a model's sink rate is near the published one, in percent, at the published length."""
-    own_length = ds.sizes.get("position", 0)
-    own = _rate(ds)
-    said = f"{told(own, '.1f', lambda one: 100 * one)} % at T = {own_length}"
-    if own_length != length:
-        return f"{said}, published at T = {length}", None
-    return said, near(own, rate / 100)
+def as_published(ds: xr.Dataset, rate: float) -> Told:
+    """Whether a model's sink rate is near the published one, at the published length."""
+    length, measured = ds.sizes.get("position", 0), sink_rate(ds)
+    words = f"{told(measured, '.1f', lambda share: 100 * share)} % at T = {length}"
+    return (words, near(measured, rate)) if length == LENGTH else (f"{words}, published at T = {LENGTH}", None)
 
 
-# ---------------------------------------------------------------------------------------------------------- universality
+for short, model, rate in (  # of natural text
+    ("gpt2-xl", "openai-community/gpt2-xl", 0.7700),
+    ("mistral-7b", "mistralai/Mistral-7B-v0.1", 0.9749),
+    ("llama2-7b", "meta-llama/Llama-2-7b-hf", 0.9247),
+    ("llama2-13b", "meta-llama/Llama-2-13b-hf", 0.9169),
+    ("llama3-8b", "meta-llama/Meta-Llama-3-8B", 0.9902),
+):
+    gu(
+        f"sink-rate-{short}",
+        "Table 1",
+        f"In {model.rpartition('/')[2]} the first token is a sink in most heads.",
+        rule=f"sink rate (threshold 0.3, T = {LENGTH}) within a quarter of the published one",
+        published=f"{100 * rate:.2f} %",
+        needs=real("sinks", only=[model], options=f"--prompts 100 --length {LENGTH}", out=f"runs/{short}"),
+        rate=rate,
+    )(as_published)
 
 
-@of_sinks()
-def sinks_in_small_models(ds: xr.Dataset, there: float) -> Told:
-    rate = _rate(ds)
-    return told(rate, ".3f"), above(rate, there)
+@gu("sinks-in-small-models", "3.4, Fig. 4", rule=f"{AT_ZERO} in every model")
+def sinks_in_small_models(ds: xr.Dataset) -> Told:
+    """Attention sinks exist in all auto-regressive language models, even in small ones."""
+    rate = sink_rate(ds)
+    return told(rate, ".3f"), above(rate, THERE)
 
 
-@of_sinks()
-def no_meaning_needed(ds: xr.Dataset, there: float) -> Told | None:
-    return sinks_in_small_models.tell(ds, there) if ds.attrs.get("first_policy") != "bos" else None
+@gu("no-meaning-needed", rule=f"{AT_ZERO} in every model without a BOS")
+def _(ds: xr.Dataset) -> Told | None:
+    """The first token is a sink whatever it means, BOS or not."""
+    return None if ds.attrs.get("first_policy") == "bos" else sinks_in_small_models(ds)
 
 
-def sinks_with_various_inputs(collected: Collected, there: float) -> Judged | None:
-    results = {said: _measured(collected[kind]) for kind, said in INPUTS.items()}
-    of_each = {
-        name: {said: found[name] for said, found in results.items() if name in found}
-        for name in dict.fromkeys(name for found in results.values() for name in found)
-    }
-
-    def tell(inputs: Results) -> Told:
-        rates = {said: _rate(ds) for said, ds in inputs.items()}
-        said = ", ".join(f"{kind} {told(rate, '.3f')}" for kind, rate in rates.items())
-        return said, every(above(rate, there) for rate in rates.values())
-
-    return in_real({name: inputs for name, inputs in of_each.items() if len(inputs) > 1}, tell)
+INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat template"}  # by kind of result
 
 
-@of_sinks("uniform")
-def first_token_above_uniform(ds: xr.Dataset) -> Told:
+@gu(
+    "sinks-with-various-inputs",
+    rule=f"{AT_ZERO} on prose, on code and under the chat template, in every model; two kinds of input at least",
+    needs=real(*INPUTS),
+    command=f"{real('sinks').command} && {real('code/sinks', more='--text code').command}",
+)
+def _(inputs: Results) -> Told | None:
+    """Attention sinks exist whatever the input is."""
+    rates = {INPUTS[kind]: sink_rate(ds) for kind, ds in inputs.items()}
+    words = ", ".join(f"{name} {told(rate, '.3f')}" for name, rate in rates.items())
+    return (words, every(above(rate, THERE) for rate in rates.values())) if len(rates) > 1 else None
+
+
+@gu("first-token-above-uniform", rule="mean weight on position 0 above that of uniform attention under the same masks")
+def _(ds: xr.Dataset) -> Told:
+    """Language models give the first token significant attention."""
     even = float(ds["uniform"].mean("layer").sel(key=0))
-    own = _over_documents(ds["alpha"].sel(key=[0]), ds, lambda alpha: float(alpha[0]))
-    return f"{told(own, '.3f')} (uniform {number(even, '.3f')})", above(own, even)
+    alpha = over_documents(ds, ds["alpha"].sel(key=0))
+    return f"{told(alpha, '.3f')} (uniform {number(even, '.3f')})", above(alpha, even)
 
 
-@of_sinks()
-def first_token_alone(ds: xr.Dataset, there: float) -> Told:
-    own, most, ahead = _first(ds, _sinks(ds) if "prompt" in ds["alpha"].dims else ds["sink_rate_of_model"])
-    said = f"{number(own, '.3f')}, others at most {number(most, '.3f')}"
-    return said, None if math.isnan(most) or max(own, most) < there else above(ahead, 0)
+@gu(
+    "first-token-alone",
+    "3.1",
+    rule="in every model with a sink, no other position measured has as high a sink rate as 0",
+)
+def _(ds: xr.Dataset) -> Told:
+    """The attention sink is the first token, and no other."""
+    first, most, difference = ahead(ds, sinks(ds))
+    words = f"{number(first, '.3f')}, others at most {number(most, '.3f')}"
+    return words, above(difference, 0) if max(first, most) >= THERE else None
 
 
-@of_models("all-keys/sinks", "token_excess")
-def no_token_collects(ds: xr.Dataset, limit: float) -> Told | None:
+COLLECTS = 0.1  # above uniform attention; ours
+
+
+@gu(
+    "no-token-collects",
+    "3.1",
+    rule="of tokens at keys 1 to T/2 in three prompts or more, none has a mean alpha (over heads) more than "
+    f"{COLLECTS:g} above uniform attention in any block of any model",
+    needs=real("all-keys/sinks", more="--keys all --reacts off --pictures 0"),
+)
+def _(ds: xr.Dataset) -> Told | None:
+    """Attention collects at the first token, and at no token behind it."""
     there = ds["token_excess"].where(ds["token_id"] >= 0)
     if there.isnull().all():
         return None
-    most = there.argmax(["layer", "collector"])
-    at = ds.isel(most)
-    said = (
-        f"'{at['collector_token'].item()}' in block {at['layer'].item()}: {told(estimated(at, 'token_excess'), '.3f')}"
-    )
-    each = [estimated(ds.isel(layer=a, collector=b), "token_excess") for a, b in np.argwhere(there.notnull().values)]
-    return f"most at {said}", every(below(one, limit) for one in each)
-
-
-# ------------------------------------------------------------------------------------------------------------- emergence
-
-
-def _courses(collected: Collected) -> dict[str, dict[float, xr.Dataset]]:
-    """Results by run and step; the end of training, whose step a name does not say, is infinity."""
-    found: dict[str, dict[float, xr.Dataset]] = {}
-    for name, ds in _measured({**collected["steps"], **collected["controlled/steps"]}).items():
-        match = STEP.fullmatch(name)
-        model, step = (match["model"], float(match["step"])) if match else (name.rpartition("/")[2], math.inf)
-        found.setdefault(model, {})[step] = ds
-    return {model: dict(sorted(steps.items())) for model, steps in found.items() if len(steps) > 1 and 0 in steps}
-
-
-@combinator
-def over_courses(collected: Collected, tell: Tell) -> Judged | None:
-    """For the tests of the sink rates by step, one course for each run."""
-    courses = _courses(collected)
-    rates = {model: {step: _rate(ds).value for step, ds in steps.items()} for model, steps in courses.items()}
-    said = "; ".join(
-        f"{model}: " + ", ".join(f"{rate:.3f} at {_step_told(step)}" for step, rate in steps.items())
-        for model, steps in rates.items()
-    )
-    used = [{f"{step}": ds for step, ds in steps.items()} for steps in courses.values()]
-    names = f"{', '.join(courses)} over training"
-    return in_runs(used, said, tell(list(rates.values())), names) if courses else None
-
-
-def _step_told(step: float) -> str:
-    return "the end" if math.isinf(step) else f"step {step:,.0f}"
-
-
-@over_courses
-def emerges_in_training(courses: list[dict[float, float]], there: float) -> list[Test]:
-    first, last = (over_training([list(rates.values())[at] for rates in courses]) for at in (0, -1))
-    return [below(first, there), above(last, there)]
-
-
-@over_courses
-def emerges_when(courses: list[dict[float, float]], there: float, steps: Sequence[int]) -> list[Test]:
-    def within(rates: dict[float, float]) -> bool | None:
-        first = next((step for step, rate in rates.items() if rate >= there), math.inf)
-        last = max((step for step in rates if step < first), default=0.0)
-        if steps[0] <= last and first <= steps[1]:
-            return True
-        return False if last >= steps[1] or first <= steps[0] else None
-
-    found = [within(rates) for rates in courses]
-    agreed = found[0] if len(found) >= RUNS and len(set(found)) == 1 else None
-    return [lambda level: verdict_of(agreed)]
+    most = ds.isel(there.argmax(["layer", "collector"]))
+    token, block = most["collector_token"].item(), most["layer"].item()
+    each = (estimated(ds.isel(layer=a, collector=b), "token_excess") for a, b in np.argwhere(there.notnull().values))
+    words = f"most at '{token}' in block {block}: {told(estimated(most, 'token_excess'), '.3f')}"
+    return words, every(below(excess, COLLECTS) for excess in each)
 
 
 # ------------------------------------------------------------------------------------------------ keys, values and streams
 
-NORMS = ("value_norm", "key_norm", "attends", "reads", "selected")
+MOST = "in nine tenths of each model's heads with a mean weight above 0.3 on position 0; in under half, not to hold"
+SMALL, LARGE = 0.5, 2.0  # times the others' norm; ours
 
 
-def _attending(ds: xr.Dataset) -> np.ndarray:
-    return ds["selected"].sel(rule="attends").values.astype(bool)
+def in_attending(ds: xr.Dataset, values: xr.DataArray) -> np.ndarray:
+    """Values of the heads that attend to position 0."""
+    return values.values[ds["selected"].sel(rule="attends").values.astype(bool)]
 
 
-@of_models("sinks", *NORMS)
-def norm_small(ds: xr.Dataset, norm: str, limit: float) -> Told:
-    found = (ds[norm].sel(place="sink") / ds[norm].sel(place="rest")).values[_attending(ds)]
-    return (f"{listed(found)} of the others'", in_most(found < limit)) if len(found) else ("no head attends", None)
+def norm_below(ds: xr.Dataset, name: str, limit: float) -> Told:
+    """Whether position 0's norm against the mean of the others is small in most heads that attend to it."""
+    ratio = in_attending(ds, ds[name].sel(place="sink") / ds[name].sel(place="rest"))
+    return (f"{listed(ratio)} of the others'", in_most(ratio < limit)) if len(ratio) else ("no head attends", None)
 
 
-@of_models("sinks", *NORMS)
-def stores_attention(ds: xr.Dataset) -> Told:
-    weight, share = ds["attends"].values[_attending(ds)], ds["reads"].values[_attending(ds)]
-    said = f"weight {listed(weight)}; share {listed(share)}"
-    return (said, in_most(share < weight)) if len(weight) else ("no head attends", None)
+@gu("values-small", "3.1, Fig. 2", rule=f"the value's norm at 0 is below {SMALL:g} times the others' mean {MOST}")
+def _(ds: xr.Dataset) -> Told:
+    """Values of the sink are much smaller than those of other tokens."""
+    return norm_below(ds, "value_norm", SMALL)
 
 
-@of_models("trajectory", "norm_first", "norm_others")
-def stream_of_sink_large(ds: xr.Dataset, limit: float) -> Told:
+@gu("keys-small", "3.1, Fig. 2", rule=f"the key's norm at 0 is below the others' mean {MOST}")
+def _(ds: xr.Dataset) -> Told:
+    """Keys of the sink are smaller than those of other tokens."""
+    return norm_below(ds, "key_norm", 1.0)
+
+
+@gu("stores-attention", rule=f"position 0's share of the output's size is smaller than its weight {MOST}")
+def _(ds: xr.Dataset) -> Told:
+    """Sinks store extra attention without contributing to the value computation, as key biases would."""
+    weight, share = in_attending(ds, ds["attends"]), in_attending(ds, ds["reads"])
+    words = f"weight {listed(weight)}; share {listed(share)}"
+    return (words, in_most(share < weight)) if len(weight) else ("no head attends", None)
+
+
+@gu(
+    "stream-of-sink-large",
+    "3.1",
+    rule=f"the norm at the first token, known within a quarter, is above {LARGE:g} times the others' in some block",
+    needs=real("trajectory"),
+)
+def _(ds: xr.Dataset) -> Told:
+    """From some block on the first token's hidden state is significantly larger than the others'."""
     ratio = (ds["norm_first"] / ds["norm_others"]).isel(first=0).values
     at = int(np.argmax(ratio))
-    return f"{ratio[at]:.1f} times before block {at}", above(roughly(float(ratio[at]), QUARTER), math.log(limit))
+    return f"{ratio[at]:.1f} times before block {at}", above(roughly(float(ratio[at]), QUARTER), math.log(LARGE))
 
 
-@of_models("trajectory", "massive", "top_ratio")
-def massive_activations(ds: xr.Dataset) -> Told:
-    own = ds.isel(first=0)
-    count = float(own["massive"].isel(rule=0).max())
-    largest = three_digits(float(own["top_ratio"].max()))
+@gu(
+    "massive-activations",
+    "3.1, after [Sun]",
+    rule="in every model some dimension at position 0 exceeds 100 and is above 1,000 medians in some block",
+    needs=real("trajectory"),
+)
+def _(ds: xr.Dataset) -> Told:
+    """The first token has massive activations."""
+    first = ds.isel(first=0)
+    count, largest = float(first["massive"].isel(rule=0).max()), three_digits(float(first["top_ratio"].max()))
     return f"{count:g} dimension{'s' * (count != 1)}, largest {largest} medians", count > 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- windows
+# ------------------------------------------------------------------------------------------------------ controlled training
+
+STEP = re.compile(r"(?:.*/)?(?P<model>[^/@]+)[@/]step(?P<step>\d+)")
+EMERGES = (1000, 2000)  # steps, of the published models of 60 million parameters
+Rates = Mapping[str, Mapping[float, float]]  # by run and step
 
 
-@of_runs("sinks", "uniform", among=_measured)
-def window_absolute_first(found: list[Results]) -> Summed:
-    first = [_first(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in found[0].values()]
-    own, most = [one for one, _, _ in first], [others for _, others, _ in first]
-    ahead = over_training([a - b for a, b in zip(own, most, strict=True)])
-    said = f"{listed(own)} times uniform at 0, others at most {listed(most)}"
-    return said, [above(over_training(own), 1), above(ahead, 0)]
+def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
+    """For what sink rates of controlled runs say, by step; the end, whose step a name does not say, is infinity."""
+    found: dict[str, dict[float, xr.Dataset]] = {}
+    for name, ds in {**collected["steps"], **collected["controlled/steps"]}.items():
+        match = STEP.fullmatch(name)
+        model, step = (match["model"], float(match["step"])) if match else (name.rpartition("/")[2], math.inf)
+        found.setdefault(model, {})[step] = ds
+    found = {model: dict(sorted(steps.items())) for model, steps in found.items() if len(steps) > 1 and 0 in steps}
+    used = [ds for steps in found.values() for ds in steps.values()]
+    return judged(case(tell, found), f"{', '.join(found)} over training", used) if found else None
 
 
-@of_runs("sinks", among=_measured)
-def window_prevents(found: list[Results], models: Sequence[str], there: float) -> tuple[str, list[Test], str]:
-    rates = [[_rate(ds).value for ds in one.values()] for one in found]
-    plain, narrow = map(over_training, rates)
-    said = "; ".join(f"{name} {listed(one, '.3f')}" for name, one in zip(models, rates, strict=True))
-    return said, [above(plain, there), below(narrow, there)], ", ".join(models)
+COURSE = training(
+    "steps",
+    ["tiny-llama"],
+    "--reacts off --pictures 0 --prompts 16",
+    (1, 2),
+    ("/step0", "/step100", "/step300", "/step1000", ""),
+)
+emerging = gu.but(needs=Evidence("controlled", judge_courses, COURSE, "tiny-llama over its training"))
 
 
-# ---------------------------------------------------------------------------------------------------- learned sink logits
+def courses_of(found: Mapping[str, Mapping[float, xr.Dataset]]) -> tuple[str, Rates]:
+    """Sink rates by run and step, in words, too."""
+    rates = {model: {step: sink_rate(ds).value for step, ds in steps.items()} for model, steps in found.items()}
+    step_told = {step: f"step {step:,.0f}" for course in rates.values() for step in course} | {math.inf: "the end"}
+    words = (
+        f"{model}: {', '.join(f'{rate:.3f} at {step_told[step]}' for step, rate in course.items())}"
+        for model, course in rates.items()
+    )
+    return "; ".join(words), rates
 
 
-@of_runs("sinks", among=_measured)
-def learned_sink_replaces(found: list[Results], models: Sequence[str], there: float) -> tuple[str, list[Test], str]:
-    learned, plain = ([_rate(ds).value for ds in one.values()] for one in found)
-    shares = [float(ds["sink_logit_share"].mean()) for ds in found[0].values() if "sink_logit_share" in ds]
-    said = f"{models[0]} {listed(learned, '.3f')} (weight on the learned logit {listed(shares)})"
-    said += f"; {models[1]} {listed(plain, '.3f')}"
-    return said, [below(over_training(learned), there), above(over_training(plain), there)], ", ".join(models)
+@emerging("emerges-in-training", "section 4", rule=f"{AT_ZERO} at the last step and below at step 0, {OVER_RUNS}")
+def _(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
+    """Attention sinks are not there at initialization; they emerge in training."""
+    words, rates = courses_of(found)
+    first, last = (over_training([list(course.values())[at] for course in rates.values()]) for at in (0, -1))
+    return words, every([below(first, THERE), above(last, THERE)])
+
+
+@emerging(
+    "emerges-when",
+    "Fig. 4",
+    rule=f"in each of {RUNS} runs or more the steps measured around the first sink rate of {THERE:g} lie within these; in "
+    "none, for it not to hold",
+    published=f"{EMERGES[0]:,} to {EMERGES[1]:,} steps",
+)
+def _(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
+    """The attention sink emerges between 1,000 and 2,000 steps of training."""
+
+    def within(course: Mapping[float, float]) -> Verdict:
+        first = next((step for step, rate in course.items() if rate >= THERE), math.inf)
+        last = max((step for step in course if step < first), default=0.0)
+        if EMERGES[0] <= last and first <= EMERGES[1]:
+            return "holds"
+        return "does not hold" if last >= EMERGES[1] or first <= EMERGES[0] else "undecided"
+
+    words, rates = courses_of(found)
+    verdicts: list[Verdict] = [within(course) for course in rates.values()]
+    agreed = verdicts[0] if len(verdicts) >= RUNS and len({*verdicts}) == 1 else "undecided"
+    return words, lambda level: agreed
+
+
+def of_runs(results: Results) -> list[float]:
+    """Sink rates of one model's runs."""
+    return [sink_rate(ds).value for ds in results.values()]
+
+
+def prevents(without: Sequence[float], with_it: Sequence[float]) -> Test:
+    """Whether there is a sink without something, and none with it."""
+    return every([above(over_training(without), THERE), below(over_training(with_it), THERE)])
+
+
+WINDOWS, LOGITS = ("tiny-llama", "tiny-mistral-window"), ("tiny-sink-logits", "tiny-no-sink-logits")
+PREVENTS = f"{AT_ZERO} in {{}}, below in {{}}, {OVER_RUNS} of each"
+
+
+@gu(
+    "window-absolute-first",
+    "section 6, Fig. 6",
+    rule="mean weight against that of uniform attention is above 1 at position 0 and higher there than at every other "
+    f"position measured, {OVER_RUNS}",
+    needs=runs("sinks", WINDOWS[1]),
+)
+def _(models: Sequence[Results]) -> Told:
+    """Under sliding-window attention the sink is the absolute first token."""
+    found = [ahead(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in models[0].values()]
+    first, most = [numbers[0] for numbers in found], [numbers[1] for numbers in found]
+    difference = over_training([a - b for a, b in zip(first, most, strict=True)])
+    words = f"{listed(first)} times uniform at 0, others at most {listed(most)}"
+    return words, every([above(over_training(first), 1), above(difference, 0)])
+
+
+@gu("window-prevents", "section 6, Fig. 6", rule=PREVENTS.format(*WINDOWS), needs=runs("sinks", *WINDOWS))
+def _(models: Sequence[Results]) -> Told:
+    """Small windows prevent the emergence of attention sinks."""
+    plain, narrow = map(of_runs, models)
+    words = f"{WINDOWS[0]} {listed(plain, '.3f')}; {WINDOWS[1]} {listed(narrow, '.3f')}"
+    return words, prevents(plain, narrow)
+
+
+@gu(
+    "learned-sink-replaces-first",
+    "our control",
+    rule=PREVENTS.format(*LOGITS[::-1]),
+    kind="ours",
+    needs=runs("sinks", *LOGITS, seeds=(0, 1, 2)),
+)
+def _(models: Sequence[Results]) -> Told:
+    """A learned sink logit in every head takes the place of the sink at position 0."""
+    learned, plain = map(of_runs, models)
+    shares = [float(ds["sink_logit_share"].mean()) for ds in models[0].values() if "sink_logit_share" in ds]
+    words = f"{LOGITS[0]} {listed(learned, '.3f')} (weight on the learned logit {listed(shares)})"
+    return f"{words}; {LOGITS[1]} {listed(plain, '.3f')}", prevents(plain, learned)

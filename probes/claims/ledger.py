@@ -2,8 +2,9 @@
 
     xiao = Source("[Xiao]", "xiao", needs=real("evict/sinks"))
 
-    @xiao("one-is-not-enough", "Table 2", "One initial token does not suffice; four do better.", rule="... is below 0")
+    @xiao("one-is-not-enough", "Table 2", rule="the loss with four first keys less that with one is below 0")
     def _(ds):
+        "One initial token does not suffice; four do better."
         change = over_documents(ds, ...)
         return f"{told(change)} nat", below(change, 0)
 
@@ -16,7 +17,7 @@ behind its own; decorators may be stacked, and called in a loop: `source("id", .
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,38 +35,35 @@ class Stated:
     function: Tell
     given: dict[str, Any]
 
-    @property
-    def tell(self) -> Tell:
-        """The function with its parameters."""
-        return partial(self.function, **self.given)
-
     def judged(self, collected: Collected) -> Claim:
         """By a folder's results."""
-        judged = self.needs.judge(collected, self.tell)
+        judged = self.needs.judge(collected, partial(self.function, **self.given))
         return self.statement.judged(**judged._asdict()) if judged else self.statement.judged()
 
 
 @dataclass(frozen=True)
 class Source:
-    """Who says something, and what its statements have in common where they do not say otherwise.
+    """Who says something, and what its statements have in common where they do not say otherwise."""
 
-    `dataclasses.replace` makes the same source with other defaults; its statements come into the same list.
-    """
-
-    name: str  # in brackets: "[Xiao]"; a place in it that all statements share may follow
+    name: str  # in brackets: "[Xiao]"
     prefix: str  # of the ids
     needs: Evidence = TOYS
+    where: str = ""
     kind: Kind = "published"
     rule: str = ""
     published: str = "-"
     suffix: str = ""  # of the ids
     statements: list[Stated] = field(default_factory=list)
 
+    def but(self, **other: Any) -> Source:
+        """The same source with other fields; its statements come into the same list."""
+        return replace(self, **other)
+
     def __call__(
         self,
         name: str,
-        where: str,
-        claim: str,
+        where: str = "",
+        claim: str = "",
         *,
         rule: str = "",
         published: str = "",
@@ -80,7 +78,7 @@ class Source:
         Args:
             name: the id behind the prefix; it never changes.
             where: in the source.
-            claim: one sentence that can be read alone.
+            claim: one sentence that can be read alone; the function's docstring where none is given.
             rule: what decides, in words, with its threshold.
             published: the number.
             needs: what decides.
@@ -93,8 +91,8 @@ class Source:
         def state(function: Tell) -> Tell:
             statement = Statement(
                 id="-".join(filter(None, (self.prefix, name, self.suffix))),
-                source=f"{self.name} {where}".strip(),
-                claim=claim,
+                source=f"{self.name} {where or self.where}".strip(),
+                claim=claim or " ".join(str(function.__doc__).split()),
                 rule=rule or self.rule,
                 published=published or self.published,
                 model=model or needs.model,

@@ -15,19 +15,19 @@ from .ledger import Source
 from .readings import alike, courses, roughly, strength_told
 from .rules import QUARTER, Told, above, every
 
-wu = Source("[Wu]", "wu", places(), kind="ours")
-
-
-@wu(
-    "first-token-sink-pretrained",
-    "K.4",
-    "By the metric of [Wu] the sink of causal language models is the first token.",
-    rule="the fraction of queries with a weight above 0.2 is highest at position 0, in every model; a ratio to the next of "
-    "less than a quarter tells nothing (no interval is kept)",
-    kind="published",
-    needs=real("sinks", "over_tau_of_model"),
+wu = Source("[Wu]", "wu", real("sinks"), "K.4")
+depth = wu.but(
+    where="Thm 4.1, read on models with residual streams",
+    kind="ours",
+    needs=places("fresh models of several depths", group="depth"),
 )
+LARGER = "primacy of fresh models, known within a tenth, is larger at the largest depth than at the least, at"
+HIGHEST = "the fraction of queries with a weight above 0.2 is highest at position 0, by a quarter, in every model"
+
+
+@wu("first-token-sink-pretrained", rule=HIGHEST)
 def _(ds: xr.Dataset) -> Told:
+    """By the metric of [Wu] the sink of causal language models is the first token."""
     over = ds["over_tau_of_model"]
     if 0 not in over["key"].values or over.size < 2:
         return "-", None
@@ -36,48 +36,42 @@ def _(ds: xr.Dataset) -> Told:
     return words, above(roughly(first / most, QUARTER), 0) if min(first, most) > 0 else first > most
 
 
-@wu(
-    "primacy-grows-with-depth",
-    "Thm 4.1, read on models with residual streams",
-    "The deeper the model, the more a causal mask favours the beginning.",
-    rule="primacy of fresh models, known within a tenth, is larger at the largest depth than at the least, at the map's "
-    "smallest logit scale",
-    needs=places("fresh models of several depths", group="depth"),
-    scales=1,
-)
-@wu(
-    "depth-does-not-undo-logits",
-    "Thm 4.1, read on models with residual streams",
-    "The deeper the model, the more a causal mask favours the beginning, whatever the attention logits.",
-    rule="primacy of fresh models, known within a tenth, is larger at the largest depth than at the least, at every logit "
-    "scale of the map",
-    needs=places("fresh models of several depths", group="depth"),
-)
-def _(rows: Sequence[Row], scales: int | None = None) -> dict[str, Told]:
+@depth("depth-does-not-undo-logits", rule=f"{LARGER} every logit scale of the map")
+def primacy_grows(rows: Sequence[Row], scales: int | None = None) -> dict[str, Told]:
+    """The deeper the model, the more a causal mask favours the beginning, whatever the attention logits."""
     return {
         strength_told(strength): (
             "primacy " + ", ".join(f"{number(primacy)} at {n} blocks" for n, primacy in depths.items()),
             above(roughly(depths[max(depths)] / depths[min(depths)]), 0),
         )
-        for strength, depths in islice(courses(rows, "blocks", lambda row: row.shape.primacy).items(), scales)
+        for strength, depths in islice(courses(rows, "blocks").items(), scales)
     }
 
 
-@wu(
+@depth("primacy-grows-with-depth", rule=f"{LARGER} the map's smallest logit scale")
+def _(rows: Sequence[Row]) -> dict[str, Told]:
+    """The deeper the model, the more a causal mask favours the beginning."""
+    return primacy_grows(rows, scales=1)
+
+
+WIDER = "at equal depth primacy of fresh models, known within a tenth, is larger under the wider window, and largest without"
+WINDOWS = places("fresh models with and without window", rope=True)
+
+
+@depth(
     "window-slows",
     "Thm 4.2, read on models with residual streams",
-    "The smaller the sliding window, the slower the beginning gains with depth.",
-    rule="at equal depth primacy of fresh models, known within a tenth, is larger under the wider window, and largest "
-    "without, at every logit scale",
-    needs=places("fresh models with and without window"),
+    rule=f"{WIDER}, at every logit scale",
+    needs=WINDOWS,
 )
 def _(rows: Sequence[Row]) -> dict[str, Told]:
+    """The smaller the sliding window, the slower the beginning gains with depth."""
     windowed = [row for row in rows if row["window"]]
-    comparable = [row for row in rows if row["rope"] and not row["name"] and alike(row, windowed, "window", "name")]
+    comparable = [row for row in rows if not row["name"] and alike(row, windowed, "window", "name")]
     found: dict[str, Told] = {}
-    by_window = courses(comparable, lambda row: row["window"] or math.inf, lambda row: row.shape.primacy)
-    for strength, widths in by_window.items():
-        words = ", ".join(f"{number(x)} ({'no window' if math.isinf(w) else f'{w:g}'})" for w, x in widths.items())
+    for strength, by_window in courses(comparable, "window").items():
+        widths = dict(sorted(by_window.items(), key=lambda item: item[0] or math.inf))  # 0: no window, the widest
+        words = ", ".join(f"{number(x)} ({f'{w:g}' if w else 'no window'})" for w, x in widths.items())
         # A window that cuts the beginning off has primacy 0: less than any other.
         rising = [above(roughly(b / a), 0) if a > 0 else b > 0 for a, b in pairwise(widths.values())]
         found[strength_told(strength)] = f"primacy {words}", every(rising)

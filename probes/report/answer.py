@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from ..claims.claim import DECIDED, HEADLINE, POPULATIONS, Claim, said
-from ..claims.rules import is_real
+from ..claims.evidence import is_real
 from ..measures.leakage import resolved
 from ..measures.roles import ATTENDS, LARGE, SMALL, role_names, withheld
 from ..results.curves import band, estimate, relative_error, rms_profiles, three_digits

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
-from ..claims.rules import config
+from ..claims.evidence import config
 from ..results.dataset import drawn_from, quickly, recorded
 from ..results.folder import Collected
 

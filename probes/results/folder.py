@@ -1,4 +1,4 @@
-"""All results under a folder, as `make report` leaves them: what the claims are judged by and the page is made from.
+"""All results under a folder, as `make report` leaves them: what statements are judged by and the page is made from.
 
 A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/long", ...); its name is
 the model's, or the file's where the file is none of `COMMAND.nc`, `COMMAND-MODEL.nc`. The map of theory is a kind of its

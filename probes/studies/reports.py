@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ..claims.rules import CONTROLLED
 from ..errors import InputError
 from ..measures.collectors import KEY_COLUMNS, LEAST, TOKEN_COLUMNS, key_rows, token_rows
 from ..measures.evict import DIMS
@@ -313,7 +312,7 @@ def _null(ds: xr.Dataset) -> list[str]:
 
 
 def _order(results: Results, form: str) -> list[str]:
-    """Which model has how much of the residual component, and how it changes with depth; [Ruscio]'s order where it can.
+    """Which model has how much of the residual component, and how it changes with depth.
 
     Nothing of a form that older results lack.
     """
@@ -323,28 +322,10 @@ def _order(results: Results, form: str) -> list[str]:
     rising = sorted(found, key=lambda name: float(found[name][of_model]))
     depth = {name: _with_depth(ds[f"{form}_stream_by_block"].values) for name, ds in found.items()}
     correlations = ", ".join(f"{name} {number(rho, '.2f')}" for name, rho in depth.items())
-    lines = [
+    return [
         f"{COMPONENTS[form]}: {' < '.join(f'{name} {estimated(found[name], of_model)}' for name in rising)}",
         f"its rank correlation with depth: {correlations}",
     ]
-    if not set(CONTROLLED) <= set(results):
-        return lines
-    ntk, plain, window = (estimate(found[name], of_model) for name in CONTROLLED)
-    claims = {
-        "NTK scaling below standard RoPE": _below(ntk, plain),
-        "sliding window above standard RoPE": _below(plain, window),
-        "NTK scaling below the sliding window": _below(ntk, window),  # these may be apart where the others are not
-        "growing with depth under the sliding window": depth[CONTROLLED[2]] > 0,
-    }
-    verdict = "does not hold" if False in claims.values() else "is not decided" if None in claims.values() else "holds"
-    answers = {True: "yes", False: "no", None: "not told apart"}
-    said = "; ".join(f"{claim}: {answers[true]}" for claim, true in claims.items())
-    return [*lines, f"[Ruscio]'s order {verdict}: {said}"]
-
-
-def _below(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool | None:
-    """Whether the first estimate is below the second; None where their intervals overlap."""
-    return True if one[2] < other[1] else False if one[1] > other[2] else None
 
 
 def _with_depth(values: np.ndarray) -> float:
