@@ -53,19 +53,6 @@ class Moving(nn.Linear):
         return input @ (self.weight * self.scale).T
 
 
-class Fading(nn.Linear):
-    """A linear layer whose every pass changes its weights."""
-
-    def __init__(self, plain: nn.Linear) -> None:
-        super().__init__(plain.in_features, plain.out_features, bias=False)
-        self.weight = nn.Parameter(plain.weight.detach().clone())
-
-    def forward(self, input: Tensor) -> Tensor:
-        made = super().forward(input)
-        self.weight.data.mul_(0.9)
-        return made
-
-
 def replaced(made: Callable[[nn.Linear], nn.Module]) -> Any:
     """A Llama with such layers in the place of its blocks' linear ones."""
     model = llama()

@@ -19,7 +19,7 @@ from probes.measures import decode as measure
 from probes.measures.consequences import consequences
 from probes.measures.decode import Folds, erases_nothing, parse_erase
 from probes.measures.ridge import STRENGTHS, targets
-from probes.models.erase import Erased, log_position, other_orders
+from probes.models.erase import log_position, other_orders
 from probes.models.view import Edit, View
 from probes.run.store import Store
 from probes.studies.decode import decode_report
@@ -171,9 +171,7 @@ def test_the_direction_is_least_squares_concept_erasure():
     expected = x - (x - mean) @ (np.linalg.inv(whitening) @ onto @ whitening).T
 
     view = probes.erased(model, "direction", layer=1, reference=reference)
-    change = view.changes[-1]
-    assert isinstance(change, Erased)
-    eraser = change.erasers(model)[1]
+    eraser = view.prepared[1]
     found = eraser(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
     moved = np.square(found - x).sum() / np.square(x - mean).sum()
@@ -216,9 +214,7 @@ def test_spans_are_projected_out():
     model, reference = pointer(), prompts(40)
     made = {}
     for what in ("means", "random"):
-        change = probes.erased(model, what, layer=0, reference=reference, rank=4, seed=3).changes[-1]
-        assert isinstance(change, Erased)
-        made[what] = one = change.erasers(model)[0]
+        made[what] = one = probes.erased(model, what, layer=0, reference=reference, rank=4, seed=3).prepared[0]
         assert one.rank == 4
         torch.testing.assert_close(one.write @ one.read, torch.eye(4).double(), rtol=0, atol=1e-10)
         x = torch.from_numpy(streams(model, reference)[:, 0]).flatten(0, 1)
@@ -226,9 +222,8 @@ def test_spans_are_projected_out():
         assert one.removed == pytest.approx(float(gone), rel=1e-9)
         torch.testing.assert_close((one(x) - one.mean) @ one.read, torch.zeros(len(x), 4).double(), rtol=0, atol=1e-10)
     assert made["means"].held > 0.3 > 2 * made["random"].held
-    again = probes.erased(model, "random", layer=0, reference=reference, rank=4, seed=4).changes[-1]
-    assert isinstance(again, Erased)
-    assert not torch.allclose(again.erasers(model)[0].read, made["random"].read)
+    again = probes.erased(model, "random", layer=0, reference=reference, rank=4, seed=4).prepared[0]
+    assert not torch.allclose(again.read, made["random"].read)
 
 
 def test_outcomes_are_measured_on_the_documents_that_were_not_used():
@@ -309,9 +304,7 @@ def test_recall_behind_a_context_is_that_of_plain_passes():
     torch.testing.assert_close(found, whole.detach(), rtol=1e-9, atol=1e-9)
     assert not torch.allclose(whole, model.residual(model.embed(torch.cat([context, row])[None]))[0, 16:])
     assert view.said == "direction erased at all blocks"
-    fresh = view.reinitialized(0)
-    assert isinstance(fresh.changes[-1], Erased)
-    assert not fresh.changes[-1].made
+    assert not torch.equal(view.reinitialized(0).prepared[1].mean, view.prepared[1].mean)
 
 
 def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):

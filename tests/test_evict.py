@@ -8,20 +8,17 @@ import families
 import numpy as np
 import pytest
 import torch
-from measured import EVERY, close, drawn_tokens, refused, sinks, view, watched
+from measured import close, drawn_tokens, refused, sinks, view
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from probes.measures.evict import parse_counts
-from probes.models.evict import evicted, fixed
-from probes.models.fused import attend
-from probes.models.view import Edit
+from probes.models.evict import evicted
 
 TOKENS = drawn_tokens(3, 24)
 # Float64 against float64, of logits that reach tens. Cosines and sines are float32 in transformers: a rotation to another
 # place is known no better.
 SAME, TURNED = 1e-9, 1e-5
-NORMED = 1e-6  # norms are in float32 in any model: rounding before them may turn one of their bits
 
 
 def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bool) -> Tensor:
@@ -74,21 +71,6 @@ def test_a_cache_is_one_that_drops_keys_token_by_token(first, last, renumbered):
     got = seen.unembed(seen.norm(edited.residual(edited.embed(TOKENS[:1]))))[0].log_softmax(-1)
     error = TURNED if renumbered else SAME
     close(got, decoded(model, TOKENS[0], first, last, renumbered=renumbered), error, error)
-
-
-@pytest.mark.parametrize(("name", "backend"), EVERY)
-def test_attending_in_parts_is_attending_with_whole_rows(name, backend):
-    """Windows and learned sink logits of the model's own included; its own window hides the first keys in either way."""
-    model = view(name, backend, dtype="float64")
-    for first, last, renumbered in ((0, 3, False), (2, 4, False), (3, 5, fixed(model.spec, TOKENS.shape[1]) is None)):
-        edited = evicted(model, first, last, renumbered=renumbered)
-        embeddings = edited.embed(TOKENS)
-        own = edited.edits(embeddings)
-        both = [*own, *(Edit("logits", layer, lambda x, z, *_: (x, z)) for layer in range(model.spec.blocks))]
-        with torch.no_grad():
-            got = [attend(attention).output for _, attention in watched(edited, embeddings)]
-            truth = [attend(attention).output for _, attention in watched(model, embeddings, edits=both)]
-        close(torch.stack(got), torch.stack(truth), NORMED, NORMED)
 
 
 def test_loss_and_divergence_are_those_of_the_decoder_before_and_after_keys_are_lost():

@@ -1,11 +1,7 @@
-"""What callers have put on a model or around it: observers and compilers change nothing, adapters count, hooks count and are
-named, and so are changes after loading.
-"""
+"""What callers have put on a model or around it: observers and compilers change nothing, adapters and hooks count."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +40,7 @@ def logits(seen: Any) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------------- observers
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 def test_a_model_that_was_asked_for_its_states_and_patterns_is_measured_as_before(name):
     model = families.model(name)
     model.set_attn_implementation("eager")
@@ -126,80 +122,33 @@ def test_what_may_change_a_block_keeps_it_whole_and_is_named(put):
 # ------------------------------------------------------------------------------------------- changed after loading
 
 
-def refused(seen: Any, says: str) -> None:
-    embeddings = torch.zeros(1, 4, families.WIDTH)
-    for call in (lambda: seen.embed(IDS), lambda: seen.trace(embeddings), lambda: probes.sinks(seen, IDS)):
-        with pytest.raises(InputError, match=rf"was changed after it was loaded \({says}\).*load it again"):
-            call()
-
-
-@pytest.mark.parametrize(("name", "backend"), [("llama", "transformers"), ("gpt2", "transformer_lens")])
-def test_a_hook_set_or_removed_after_loading_is_refused_by_name(name, backend):
-    model = families.model(name)
-    seen = probes.load(model, backend)
-    place = attention(blocks(model)[1]) if backend == "transformers" else blocks(model)[1]
+@pytest.mark.parametrize("bridged", [False, True])
+def test_a_view_is_its_caller_s_model_as_it_is_when_a_measurement_begins(bridged):
+    model: Any = boot(families.model("gpt2"), "gpt2") if bridged else families.model("llama")
+    seen, probe = probes.load(model), lambda given: probes.sinks(given, IDS)["alpha"]
+    plain, wide = probe(seen), probes.load(model, dtype="float64")
+    place = model.blocks[1].attn.v.hook_out if bridged else attention(blocks(model)[1])
     handle = place.register_forward_hook(halved)
-    refused(seen, r"new forward hook 'test_hooks\.halved' on its .*1(\.self_attn)?")
-    hooked = probes.load(model, backend)
-    assert not torch.equal(hooked.residual(hooked.embed(IDS)), probes.load(families.model(name), backend).embed(IDS))
+    assert probe(seen).equals(probe(probes.load(model)))
+    assert not probe(seen).equals(plain)
+    assert not probe(probes.swapped(seen, "zero")).equals(
+        probe(probes.swapped(wide, "zero"))
+    )  # through views of it, too
     handle.remove()
-    seen.embed(IDS)  # as it was loaded
-    refused(hooked, r"removed forward hook 'test_hooks\.halved' on its .*1(\.self_attn)?")
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_a_bridge_s_hooks_after_loading_are_refused_by_name(name):
-    bridge: Any = boot(families.model(name), name)
-    seen = probes.load(bridge)
-    bridge(IDS)  # in its first pass a bridge sets hooks of its own
-    bridge.run_with_cache(IDS)
-    seen.embed(IDS)
-    bridge.add_hook("blocks.1.attn.hook_pattern", lambda tensor, hook: 2 * tensor)
-    refused(seen, r"new forward hook 'test_hooks\..*<lambda>' on its blocks\.1\..*hook_pattern")
-    bridge.reset_hooks()
-    seen.embed(IDS)
-
-
-CHANGED: dict[str, tuple[Callable[[Any], object], str]] = {
-    "forward": (lambda model: _forward(model.model.layers[0]), r"other forward pass on its model\.layers\.0\.mlp"),
-    "module": (
-        lambda model: setattr(model.model.layers[2], "mlp", nn.Identity()),
-        r"replaced module model\.layers\.2\.mlp",
-    ),
-    "fewer modules": (lambda model: model.model.layers.__delitem__(2), r"removed module model\.layers\.2"),
-    "dtype": (lambda model: model.to(torch.bfloat16), r"other weights on its model\.embed_tokens"),
-    "weights": (
-        lambda model: model.load_state_dict(families.model("llama", seed=1).state_dict(), assign=True),
-        r"other weights on its model\.embed_tokens",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGED)
-def test_what_a_view_does_not_follow_is_refused(change):
-    model = families.model("llama")
-    seen = probes.load(model)
-    act, says = CHANGED[change]
-    act(model)
-    refused(seen, says)
-
-
-def test_weights_changed_in_place_are_followed_where_they_are_shared():
-    model = families.model("llama")
-    seen, copied = probes.load(model), probes.load(model, dtype="float64")
-    before, name = seen.embed(IDS), seen.identity.weights
-    model.train().requires_grad_(False)  # neither changes what a view computes
-    model.load_state_dict(families.model("llama", seed=1).state_dict())
-    expected = probes.load(families.model("llama", seed=1))
-    assert not torch.equal(seen.embed(IDS), before)
-    assert torch.equal(logits(seen), logits(expected))
-    assert seen.identity.weights == expected.identity.weights != name
-    refused(copied, r"other weights on its model\.embed_tokens")
-    alive = weakref.ref(model)  # a view does not keep its caller's model alive
-    del model
-    gc.collect()
-    assert alive() is None
-    seen.embed(IDS)
+    assert probe(seen).equals(plain)
+    before = seen.identity.weights, probe(wide)
+    other = families.model("gpt2" if bridged else "llama", seed=1)
+    if bridged:
+        with torch.no_grad():
+            next(model.parameters()).mul_(2)
+    else:
+        model.load_state_dict(other.state_dict(), assign=True)
+        assert probe(seen).equals(probe(other))
+        model.model.layers[2].mlp = nn.Identity()
+        assert probe(seen).equals(probe(model))
+    assert not probe(seen).equals(plain)
+    assert seen.identity.weights != before[0]
+    assert probe(wide).equals(before[1])  # in another precision it has weights of its own
 
 
 # ------------------------------------------------------------------------------------- what the attention is told
@@ -215,11 +164,10 @@ def tell(model: Any, **told: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_attention_refuses_what_it_does_not_know_by_name(name):
     for told, says in (
         ({"sinks": torch.zeros(4)}, r"\w*Attention gives its attention 'sinks', which probes do not know"),
-        ({"s_aux": torch.zeros(4, 4)}, r"s_aux of shape \(4, 4\), no logit per head"),
         ({"head_mask": torch.zeros(4)}, r"head_mask=tensor"),
         ({"is_causal": False}, r"is_causal=False"),
         ({"attention_mask": torch.zeros(2, 1, 10, 10)}, "a mask of its own"),
@@ -288,9 +236,6 @@ def test_a_compiled_model_is_the_model_that_was_compiled(how, backend):
         found, expected = (probes.jacobian(view, IDS, method="sketch", products=8) for view in (seen, plain))
         assert found.attrs["engine"] == "parts"
         assert found["sensitivity"].equals(expected["sensitivity"])
-    inner = getattr(compiled, "_orig_mod", compiled)
-    inner.get_decoder().register_forward_hook(print)
-    refused(seen, r"new forward hook 'builtins\.print' on its \w+")
 
 
 # ------------------------------------------------------------------------------------------------------------- PEFT

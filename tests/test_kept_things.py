@@ -79,13 +79,7 @@ def test_what_is_kept_on_modules_is_left_alone(kept, tmp_path):
             assert all(before[name][key] is value for key, value in vars(module).items())
 
 
-def test_a_config_that_cannot_be_copied_is_refused_by_the_field():
-    model: Any = families.model("llama")
-    model.config.owner = threading.Lock()
-    assert "config.owner holds what cannot be copied" in families.refused(probes.load, model)
-
-
-LISTS = {"shorter": (0, 2), "longer": (0, 1, 1, 2), "at two places": (0, 1, 0), "in another order": (2, 0, 1)}
+LISTS = {"shorter": (0, 2), "at two places": (0, 1, 0), "in another order": (2, 0, 1)}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "olmo3", "smollm3", "gpt_neox"])
@@ -112,7 +106,7 @@ def test_one_attention_in_two_blocks_and_lists_that_do_not_run():
     model.model.layers.append(model.model.layers[0])
     assert "4 blocks where its config says 3" in refused(probes.load, model)
     model.model.layers = nn.ModuleList()
-    assert "has no blocks" in refused(probes.load, model)
+    assert "0 blocks where its config says 3" in refused(probes.load, model)
 
 
 HEADLESS = ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForTokenClassification", "no head", "deleted")
@@ -160,7 +154,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.lock, self.kept, self.calls = threading.Lock(), [], 0
-        self.sums, self.by_name, self.mean = torch.zeros(20), defaultdict(list), np.zeros(20)
+        self.sums, self.by_name = torch.zeros(20), defaultdict(list)
 
     def __call__(self, module: Any, args: Any, output: Any) -> Any:
         with self.lock:
@@ -169,7 +163,6 @@ class Recorder:
             self.by_name["block"].append(first.detach())
             self.calls += 1
             self.sums += first.detach().sum()
-            self.mean[:] += 1
             self.latest = first
         EVERYWHERE.append(first)
         SUMS["all"] = SUMS.get("all", 0) + 1
@@ -178,7 +171,7 @@ class Recorder:
     def state(self) -> list[Any]:
         everywhere = tuple(map(id, EVERYWHERE)), dict(SUMS)
         named = {name: len(x) for name, x in self.by_name.items()}
-        numbers = self.calls, self.sums.tolist(), self.mean.tolist(), id(getattr(self, "latest", None))
+        numbers = self.calls, self.sums.tolist(), id(getattr(self, "latest", None))
         return [tuple(map(id, self.kept)), named, everywhere, *numbers]
 
 

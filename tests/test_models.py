@@ -47,18 +47,14 @@ def close(a: Tensor, b: Tensor, noise: float = NOISE) -> bool:
 # ------------------------------------------------------------------------------------------------ what a model is
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [("llama", BACKENDS[0]), ("gpt2", BACKENDS[1]), ("gpt_neox", BACKENDS[1])]
-)
+@pytest.mark.parametrize(("name", "backend"), [("llama", BACKENDS[0]), ("gpt2", BACKENDS[1])])
 def test_one_changed_number_changes_the_weights_hash(name, backend):
     model = families.model(name)
     before = view(name, backend).identity.weights
     query = next(p for n, p in model.named_parameters() if "q_proj" in n or "c_attn" in n or "query_key_value" in n)
-    bridge: Any = boot(families.model(name), name)  # one of fused projections runs copies of them, which may be changed
     with torch.no_grad():
         query.view(-1)[7] += 1e-3
-        bridge.blocks[0].attn.q.original_component.weight[0, 0] += 1
-    assert before not in (probes.load(model, backend).identity.weights, probes.load(bridge).identity.weights)
+    assert probes.load(model, backend).identity.weights != before
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import quantized
 import torch
-from quantized import KINDS, Codes, Fading, llama, plain, replaced
+from quantized import KINDS, Codes, llama, plain, replaced
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -78,12 +78,6 @@ def test_what_has_no_derivative_is_measured_without_and_refused_with(tmp_path):
     model = torch.ao.quantization.quantize_dynamic(llama(), {"lm_head"}, dtype=torch.qint8)
     assert probes.jacobian(model, IDS[:1]).attrs["engine"] == "parts"
     assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1], readout="logits")
-
-
-def test_a_model_that_its_passes_change_is_refused():
-    said = families.refused(probes.sinks, replaced(Fading), IDS)
-    assert "another output in each pass" in said
-    assert "quantized.Fading" in said
 
 
 def test_quantized_weights_are_named_by_codes_and_scales_and_neither_moved_nor_cast():

@@ -42,7 +42,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..models.checks import check_logits, check_tokens
 from ..models.edited import Edited
-from ..models.erase import RANK, Erased, Where, check_where, erased
+from ..models.erase import RANK, Where, check_where, erased
 from ..models.given import takes_model
 from ..models.memory import Sizes
 from ..models.view import View
@@ -388,11 +388,9 @@ def _sizes(model: View, views: Sequence[View]) -> dict[str, Float[np.ndarray, " 
     """What was erased before each block, means of both halves."""
     found = {name: np.full((len(views), model.spec.blocks + 1), np.nan) for name in ("rank", "removed", "held")}
     for n, view in enumerate(views):
-        change = view.changes[-1] if isinstance(view, Edited) and view is not model else None
-        if isinstance(change, Erased) and isinstance(view, Edited):
-            for layer, one in change.erasers(view.before).items():
-                for name, values in found.items():
-                    values[n, layer] = getattr(one, name)
+        for layer, one in (view.prepared if isinstance(view, Edited) and view is not model else {}).items():
+            for name, values in found.items():
+                values[n, layer] = getattr(one, name)
     return {name: values.mean(0) for name, values in found.items()}
 
 

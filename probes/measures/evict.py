@@ -27,8 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.edited import Edited
-from ..models.evict import Cache, fixed
+from ..models.evict import evicted, fixed
 from ..models.view import Spec, View
 from ..run.memory import Retry
 from ..run.store import Piece, Store
@@ -129,9 +128,9 @@ def evictions(
         pieces: keeps what each prompt gave.
     """
     length = tokens.shape[1]
-    plan, rotations = planned(model.spec, length, first, last), dict[int, Any]()
+    plan = planned(model.spec, length, first, last)
     rows = {kept: row for row, kept in enumerate(dict.fromkeys([None, *plan.values()]))}
-    views = [model if kept is None else Edited(model, Cache(*kept, rotations)) for kept in rows]
+    views = [model if kept is None else evicted(model, kept[0], kept[1], renumbered=kept[2]) for kept in rows]
 
     @torch.no_grad()
     def measured(n: int) -> Piece:

@@ -10,10 +10,9 @@ log Z.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +21,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..run.precision import double
 from .checks import check_tokens
-from .edited import Edited, unheard
+from .edited import Change, Edited
 from .fused import query_blocks
 from .given import takes_model
 from .view import Attention, Edit, View
@@ -31,82 +30,9 @@ How: TypeAlias = Literal["zero", "mean", "from position 0"]
 Weights: TypeAlias = Literal["without 0", "constant sink", "held log Z", "equal log Z"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 HOTTEST = 16.0  # the largest factor on a query's logits by which its log Z is made equal
-HALVINGS, REFINED, STEPS = 8, 4, 12
+HALVINGS = 24  # of that range: a factor is then known to 1e-6, and one step of Newton's gives the remaining digits
 FLAT = 1e-3  # of the deviation of a query's logits: a slope of log Z below it counts as 0
 TINY = 1e-12  # of what is divided by
-
-
-@dataclass(frozen=True)
-class Heads:
-    """A `Change` of what heads write; see `ablated`."""
-
-    heads: tuple[Head, ...]
-    how: How
-    reference: Tensor | None
-    made: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)  # means by block
-
-    @property
-    def said(self) -> str:
-        """Which heads, and how."""
-        return f"{' '.join(f'{layer}.{head}' for layer, head in self.heads)} {self.how}"
-
-    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> None:
-        """The model's own embeddings."""
-
-    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
-        by_layer = {layer: [head for at, head in self.heads if at == layer] for layer, _ in self.heads}
-        if self.how == "from position 0":
-            return [Edit("logits", layer, partial(_without_term, own)) for layer, own in by_layer.items()]
-        if self.how == "zero":
-            return [Edit("output", layer, partial(_put, own, 0.0)) for layer, own in by_layer.items()]
-        if not self.made:
-            with unheard(model):
-                self.made.update(self._means(model, by_layer))
-        found = []
-        for layer, own in by_layer.items():
-            first, others = (mean[own] for mean in self.made[layer])
-            found += [
-                Edit("output", layer, partial(_put, own, others)),
-                Edit("output", layer, partial(_put, own, first), 0),
-            ]
-        return found
-
-    def on(self, fresh: View) -> Heads:
-        return replace(self, made={})
-
-    def _means(self, model: View, by_layer: dict[int, list[int]]) -> dict[int, tuple[Tensor, Tensor]]:
-        """Mean outputs of every head at position 0 and at the others, [H, 1, c], by block."""
-        assert self.reference is not None
-        sums: dict[int, list[Tensor]] = {layer: [] for layer in by_layer}
-
-        def add(layer: int, output: Float[Tensor, "one head position c"]) -> Tensor:
-            sums[layer].append(double(torch.stack([output[0, :, 0], output[0, :, 1:].mean(1)])))
-            return output
-
-        for row in self.reference:
-            model.residual(model.embed(row[None]), edits=[Edit("output", layer, partial(add, layer)) for layer in sums])
-        means = {layer: torch.stack(found).mean(0)[:, :, None] for layer, found in sums.items()}
-        return {layer: (mean[0], mean[1]) for layer, mean in means.items()}
-
-
-def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch head position c"]) -> Tensor:
-    changed = output.clone()
-    changed[:, heads] = value.to(output) if isinstance(value, Tensor) else value
-    return changed
-
-
-def _without_term(
-    heads: list[int], logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`A_i0 v_0` gone, all other weights as they are; query 0, which makes position 0's stream, keeps it."""
-    chosen = torch.zeros(logits.shape[1], 1, 1, dtype=torch.bool, device=logits.device)
-    chosen[heads] = True
-    return logits.masked_fill(chosen & _of_0(queries, keys), float("-inf")), log_z
-
-
-def _of_0(queries: Tensor, keys: Tensor) -> Tensor:
-    """Where a later query meets key 0."""
-    return (keys == 0) & (queries > 0)
 
 
 @takes_model
@@ -133,7 +59,7 @@ def ablated(
     """
     if how not in get_args(How):
         raise InputError(f"how '{how}' is unknown; give {', '.join(get_args(How))}")
-    chosen = tuple((int(layer), int(head)) for layer, head in heads)
+    chosen = [(int(layer), int(head)) for layer, head in heads]
     blocks, count = model.spec.blocks, model.spec.heads
     for layer, head in chosen:
         if not (0 <= layer < blocks and 0 <= head < count):
@@ -147,7 +73,57 @@ def ablated(
         raise InputError(f"head {twice[0]} is named twice; give each once, as in 18.8,26.2")
     if how == "mean":
         check_reference(model, reference)
-    return Edited(model, Heads(chosen, how, reference))
+    by_layer = {layer: [head for at, head in chosen if at == layer] for layer, _ in chosen}
+
+    def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
+        if how == "from position 0":
+            return [Edit("logits", layer, partial(_without_term, at)) for layer, at in by_layer.items()]
+        if how == "zero":
+            return [Edit("output", layer, partial(_put, at, 0.0)) for layer, at in by_layer.items()]
+        places = ((1, None), (0, 0))  # behind position 0, then at it
+        return [
+            Edit("output", layer, partial(_put, at, means[layer][n, at]), position)
+            for layer, at in by_layer.items()
+            for n, position in places
+        ]
+
+    said = f"{' '.join(f'{layer}.{head}' for layer, head in chosen)} {how}"
+    return Edited(model, Change(said, edits, lambda model: _outputs(model, by_layer, reference, how)))
+
+
+def _outputs(model: View, layers: Any, reference: Tensor | None, how: How) -> dict[int, Tensor]:
+    """Mean outputs of every head at position 0 and behind it, [2, H, 1, c], by block."""
+    if how != "mean" or reference is None:
+        return {}
+    sums: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+
+    def add(layer: int, output: Float[Tensor, "one head position c"]) -> Tensor:
+        sums[layer].append(double(torch.stack([output[0, :, 0], output[0, :, 1:].mean(1)])))
+        return output
+
+    for row in reference:
+        model.residual(model.embed(row[None]), edits=[Edit("output", layer, partial(add, layer)) for layer in sums])
+    return {layer: torch.stack(found).mean(0)[:, :, None] for layer, found in sums.items()}
+
+
+def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch head position c"]) -> Tensor:
+    changed = output.clone()
+    changed[:, heads] = value.to(output) if isinstance(value, Tensor) else value
+    return changed
+
+
+def _without_term(
+    heads: list[int], logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`A_i0 v_0` gone, all other weights as they are; query 0, which makes position 0's stream, keeps it."""
+    chosen = torch.zeros(logits.shape[1], 1, 1, dtype=torch.bool, device=logits.device)
+    chosen[heads] = True
+    return logits.masked_fill(chosen & _of_0(queries, keys), float("-inf")), log_z
+
+
+def _of_0(queries: Tensor, keys: Tensor) -> Tensor:
+    """Where a later query meets key 0."""
+    return (keys == 0) & (queries > 0)
 
 
 def parse_heads(value: str) -> tuple[Head, ...]:
@@ -171,159 +147,7 @@ def check_reference(model: View, reference: Tensor | None) -> None:
     check_tokens(model, reference)
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """A `Change` of what a head makes of its logits; see `reweighed`."""
-
-    how: Weights
-    layer: int
-    reference: Tensor | None
-    made: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)  # by block, [H, 1, 1]
-
-    @property
-    def said(self) -> str:
-        """What, and where."""
-        return f"{self.how} from block {self.layer}"
-
-    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> None:
-        """The model's own embeddings."""
-
-    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
-        layers = range(self.layer, model.spec.blocks)
-        if self.how == "without 0":
-            return [Edit("logits", layer, _without_0) for layer in layers]
-        if not self.made:
-            with unheard(model):
-                self.made.update(self._means(model))
-        held = partial(_held, self._middle())
-        change = {"constant sink": _constant_sink, "held log Z": held, "equal log Z": _equal}[self.how]
-        return [Edit("logits", layer, partial(change, self.made[layer])) for layer in layers]
-
-    def on(self, fresh: View) -> Softmax:
-        return replace(self, made={})
-
-    def _means(self, model: View) -> dict[int, Tensor]:
-        """Of every head, over the queries from 1 on of the reference: the mean of s_i0 or log Z_i, or log Z's slope."""
-        assert self.reference is not None
-        sums: dict[int, list[Tensor]] = {}
-
-        def watch(layer: int, attention: Attention) -> None:
-            found = []
-            for start, stop in query_blocks(attention):
-                logits, log_z = attention.weighed(start, stop)
-                first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
-                found.append((first if self.how == "constant sink" else log_z)[0, :, :, 0])
-            every = double(torch.cat(found, 1)[:, 1:])
-            if self.how == "held log Z":
-                x = logarithm(torch.arange(1, every.shape[1] + 1).to(every))
-                x = x - x.mean()
-                sums.setdefault(layer, []).append((every @ x) / x.square().sum().clamp_min(1e-12))
-            else:
-                known = torch.isfinite(every)  # behind a window nobody sees key 0
-                sums.setdefault(layer, []).append(every.where(known, 0).sum(1) / known.sum(1).clamp_min(1))
-
-        with model.watching(watch):
-            for row in self.reference:
-                model.residual(model.embed(row[None]))
-        return {layer: torch.stack(found).mean(0)[:, None, None] for layer, found in sums.items()}
-
-    def _middle(self) -> float:
-        assert self.reference is not None
-        return float(logarithm(torch.arange(1, self.reference.shape[1], dtype=torch.float64)).mean())
-
-
-def logarithm(position: Tensor) -> Tensor:
-    """log(1 + i), by which log Z_i grows with the number of keys where logits do not depend on position."""
-    return torch.log1p(position)
-
-
-def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    # A query that sees key 0 alone keeps it: that is query 0.
-    logits = logits.masked_fill(_of_0(queries, keys), float("-inf"))
-    return logits, logits.logsumexp(-1, keepdim=True)
-
-
-def _constant_sink(
-    level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    seen = _of_0(queries, keys) & torch.isfinite(logits)
-    logits = torch.where(seen, level.to(logits), logits)
-    return logits, logits.logsumexp(-1, keepdim=True)
-
-
-def _held(
-    middle: float, slope: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    trend = slope.to(log_z) * (logarithm(queries.to(log_z)) - middle)
-    return logits, torch.where(_behind_0(queries, log_z), log_z - trend, log_z)
-
-
-def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
-    """Which rows are not query 0, which sees itself alone and keeps its weight; broadcasts to log Z."""
-    return (queries > 0).expand(*queries.shape[:-1], 1).expand_as(log_z)
-
-
-def _equal(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits times a factor b_i per query, so that log sum_j exp(b_i s_ij) is `level`, or as near to it as it comes.
-
-    The factor is searched for without derivatives and has those of the equation that it solves: of log Z = level where that
-    is reached, of d log Z / db = 0 where log Z is least; none at either end of its range.
-    """
-    level = level.to(logits).expand_as(log_z)
-    with torch.no_grad():
-        found = torch.where(_behind_0(queries, log_z), _factor(level, logits), 1.0)
-        _, slope, curvature = _slope(logits, found)
-        inside = (found > 0) & (found < HOTTEST) & _behind_0(queries, log_z)
-        reached = slope.abs() > FLAT * curvature.sqrt()
-    value, falling, _ = _slope(logits, found)
-    moved = torch.where(reached, (value - level) / slope.where(reached, 1), falling / curvature.clamp_min(TINY))
-    moved = moved.where(inside, 0)
-    logits = _times(logits, found - (moved - moved.detach()))
-    return logits, logits.logsumexp(-1, keepdim=True)
-
-
-def _factor(level: Tensor, logits: Tensor) -> Tensor:
-    """From 0 to `HOTTEST`, per query.
-
-    log sum_j exp(b s_j) is convex in b: it falls from 0 to where it is least and rises from there to `HOTTEST`, and Newton's
-    steps from either end do not overshoot. Where both sides reach the level, b is the one nearer to 1.
-    """
-    none, hottest = torch.zeros_like(level), torch.full_like(level, HOTTEST)
-    low, high = none, hottest
-    for _ in range(HALVINGS):  # where the slope sum_j p_j s_j turns positive
-        middle = (low + high) / 2
-        rises = _slope(logits, middle)[1] > 0
-        low, high = torch.where(rises, low, middle), torch.where(rises, middle, high)
-    least = low
-    for _ in range(REFINED):
-        _, slope, curvature = _slope(logits, least)
-        least = (least - slope / curvature.clamp_min(TINY)).clamp(low, high)
-    left, right = none, hottest
-    for _ in range(STEPS):
-        value, slope, _ = _slope(logits, left)
-        left = torch.minimum(least, left + (value - level).clamp_min(0) / (-slope).clamp_min(1e-6))
-        value, slope, _ = _slope(logits, right)
-        right = torch.maximum(least, right - (value - level).clamp_min(0) / slope.clamp_min(1e-6))
-    at_none, at_hottest = _slope(logits, none)[0], _slope(logits, hottest)[0]
-    nearer = torch.where((left - 1).abs() < (right - 1).abs(), left, right)
-    factor = torch.where(at_hottest < level, left, torch.where(at_none < level, right, nearer))
-    beyond = (at_none < level) & (at_hottest < level)
-    return torch.where(beyond, torch.where(at_none < at_hottest, hottest, none), factor)
-
-
-def _slope(logits: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`log sum_j exp(b s_j)` of every query, and its two derivatives with respect to b."""
-    scaled = _times(logits, factor)
-    value = scaled.logsumexp(-1, keepdim=True)
-    weights, known = (scaled - value).exp(), logits.masked_fill(torch.isinf(logits), 0)
-    slope = (weights * known).sum(-1, keepdim=True)
-    return value, slope, (weights * (known - slope).square()).sum(-1, keepdim=True)
-
-
-def _times(logits: Tensor, factor: Tensor) -> Tensor:
-    """What is hidden stays hidden, also at a factor of 0, and gives the factor no derivative."""
-    hidden = torch.isinf(logits)
-    return (logits.masked_fill(hidden, 0) * factor).masked_fill(hidden, float("-inf"))
+# ------------------------------------------------------------------------------------------------------------- weights
 
 
 @takes_model
@@ -357,4 +181,136 @@ def reweighed(
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
     if how != "without 0":
         check_reference(model, reference)
-    return Edited(model, Softmax(how, layer, reference))
+    layers = range(layer, model.spec.blocks)
+
+    def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
+        if how == "without 0":
+            return [Edit("logits", layer, _without_0) for layer in layers]
+        change = {"constant sink": _constant_sink, "held log Z": _held, "equal log Z": _equal}[how]
+        return [Edit("logits", layer, partial(change, *means[layer])) for layer in layers]
+
+    def prepared(model: View) -> Any:
+        return None if reference is None or how == "without 0" else _means(model, how, reference)
+
+    return Edited(model, Change(f"{how} from block {layer}", edits, prepared))
+
+
+def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Tensor, ...]]:
+    """Of every head [H, 1, 1], by block, over the queries from 1 on: the mean of s_i0 or of log Z_i.
+
+    For "held log Z", the slope of log Z_i by log(1 + i), and the mean of log(1 + i).
+    """
+    sums: dict[int, list[Tensor]] = {}
+    x = logarithm(torch.arange(1, reference.shape[1], dtype=torch.float64))
+
+    def watch(layer: int, attention: Attention) -> None:
+        found = []
+        for start, stop in query_blocks(attention):
+            logits, log_z = attention.weighed(start, stop)
+            first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
+            found.append((first if how == "constant sink" else log_z)[0, :, :, 0])
+        every = double(torch.cat(found, 1)[:, 1:])
+        if how == "held log Z":
+            centred = (x - x.mean()).to(every)
+            sums.setdefault(layer, []).append((every @ centred) / centred.square().sum().clamp_min(TINY))
+        else:
+            known = torch.isfinite(every)  # behind a window nobody sees key 0
+            sums.setdefault(layer, []).append(every.where(known, 0).sum(1) / known.sum(1).clamp_min(1))
+
+    with model.watching(watch):
+        for row in reference:
+            model.residual(model.embed(row[None]))
+    means = {layer: torch.stack(found).mean(0)[:, None, None] for layer, found in sums.items()}
+    return {layer: (mean, x.mean()) if how == "held log Z" else (mean,) for layer, mean in means.items()}
+
+
+def logarithm(position: Tensor) -> Tensor:
+    """log(1 + i), by which log Z_i grows with the number of keys where logits do not depend on position."""
+    return torch.log1p(position)
+
+
+def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    # A query that sees key 0 alone keeps it: that is query 0.
+    logits = logits.masked_fill(_of_0(queries, keys), float("-inf"))
+    return logits, logits.logsumexp(-1, keepdim=True)
+
+
+def _constant_sink(
+    level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    seen = _of_0(queries, keys) & torch.isfinite(logits)
+    logits = torch.where(seen, level.to(logits), logits)
+    return logits, logits.logsumexp(-1, keepdim=True)
+
+
+def _held(
+    slope: Tensor, middle: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    trend = slope.to(log_z) * (logarithm(queries.to(log_z)) - float(middle))
+    return logits, torch.where(_behind_0(queries, log_z), log_z - trend, log_z)
+
+
+def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
+    """Which rows are not query 0, which sees itself alone and keeps its weight; broadcasts to log Z."""
+    return (queries > 0).expand(*queries.shape[:-1], 1).expand_as(log_z)
+
+
+def _equal(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits times a factor b_i per query, so that log sum_j exp(b_i s_ij) is `level`, or as near to it as it comes.
+
+    The factor is searched for without derivatives. One step of Newton's on the equation that it solves (log Z = level where
+    that is reached, d log Z / db = 0 where log Z is least) gives its last digits and its derivatives; there are none at
+    either end of its range.
+    """
+    level = level.to(logits).expand_as(log_z)
+    with torch.no_grad():
+        factor = torch.where(_behind_0(queries, log_z), _factor(level, logits), 1.0)
+        _, slope, curvature = _slope(logits, factor)
+        inside = (factor > 0) & (factor < HOTTEST) & _behind_0(queries, log_z)
+        reached = slope.abs() > FLAT * curvature.sqrt()
+    value, falling, _ = _slope(logits, factor)
+    step = torch.where(reached, (value - level) / slope.where(reached, 1), falling / curvature.clamp_min(TINY))
+    logits = _times(logits, factor - step.where(inside, 0))
+    return logits, logits.logsumexp(-1, keepdim=True)
+
+
+def _factor(level: Tensor, logits: Tensor) -> Tensor:
+    """From 0 to `HOTTEST`, per query.
+
+    log sum_j exp(b s_j) is convex in b: it falls from 0 to where it is least and rises from there to `HOTTEST`. Where both
+    sides reach the level, b is the one nearer to 1; where neither does, the end or the least that comes nearest.
+    """
+    none, hottest = torch.zeros_like(level), torch.full_like(level, HOTTEST)
+
+    def between(low: Tensor, high: Tensor, beyond: Callable[[Tensor], Tensor]) -> Tensor:
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            past = beyond(middle)
+            low, high = torch.where(past, low, middle), torch.where(past, middle, high)
+        return torch.where(low == 0, low, high)  # an end of the range stays one
+
+    def log_z(factor: Tensor) -> Tensor:
+        return _times(logits, factor).logsumexp(-1, keepdim=True)
+
+    least = between(none, hottest, lambda b: _slope(logits, b)[1] > 0)
+    left, right = between(none, least, lambda b: log_z(b) < level), between(least, hottest, lambda b: log_z(b) > level)
+    at_none, at_hottest = log_z(none), log_z(hottest)
+    nearer = torch.where((left - 1).abs() < (right - 1).abs(), left, right)
+    factor = torch.where(at_hottest < level, left, torch.where(at_none < level, right, nearer))
+    beyond = (at_none < level) & (at_hottest < level)
+    return torch.where(beyond, torch.where(at_none < at_hottest, hottest, none), factor)
+
+
+def _slope(logits: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`log sum_j exp(b s_j)` of every query, and its two derivatives with respect to b."""
+    scaled = _times(logits, factor)
+    value = scaled.logsumexp(-1, keepdim=True)
+    weights, known = (scaled - value).exp(), logits.masked_fill(torch.isinf(logits), 0)
+    slope = (weights * known).sum(-1, keepdim=True)
+    return value, slope, (weights * (known - slope).square()).sum(-1, keepdim=True)
+
+
+def _times(logits: Tensor, factor: Tensor) -> Tensor:
+    """What is hidden stays hidden, also at a factor of 0, and gives the factor no derivative."""
+    hidden = torch.isinf(logits)
+    return (logits.masked_fill(hidden, 0) * factor).masked_fill(hidden, float("-inf"))

@@ -1,18 +1,17 @@
 """Views of a model in whose passes something is changed: another vector at position 0, heads that write nothing, ...
 
-An `Edited` view is a view like any other, so that every probe runs on it unchanged. The model itself stays as it is. What is
-changed is a list of `Change`s, which act together: `swapped` and `ablated` (and `reweighed`) can be applied to each other's
-views. What a change has to find out by passes of its own (a mean, another token's keys) is found under those before it: it
-changes the model that the others left.
+An `Edited` view is a view like any other, so that every probe runs on it unchanged. The model itself stays as it is.
+Changes add up: `swapped`, `ablated` and the others can be applied to each other's views. What a change has to find out by
+passes (a mean, another token's keys) it finds in the model that the changes before it left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,26 +22,21 @@ from .initialization import CONFIG, Rule
 from .view import Edit, Identity, Parts, Trace, View
 
 
-@runtime_checkable
-class Change(Protocol):
-    """What an edited view does otherwise than its model, which is the view that it was made from."""
+@dataclass(frozen=True)
+class Change:
+    """What an edited view does otherwise than the model it was made from.
 
-    @property
-    def said(self) -> str:
-        """In a few words, for results; empty where results say it otherwise."""
-        ...
+    `edits(model, prepared, embeddings)` gives the edits of a pass over these embeddings. `prepared(model)` makes, once for
+    a model, what they need of passes; no watcher is told of those. `embedded(model, prepared, tokens)` is what block 0
+    reads instead. `said` says in a few words what is changed, and is empty where results say it as `replacement`, which
+    changes of position 0 have.
+    """
 
-    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"] | None:
-        """What block 0 reads instead; None: the model's own."""
-        ...
-
-    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> Sequence[Edit]:
-        """The edits of a pass."""
-        ...
-
-    def on(self, fresh: View) -> Change:
-        """The same change of a model with fresh weights."""
-        ...
+    said: str
+    edits: Callable[[View, Any, Tensor], Sequence[Edit]]
+    prepared: Callable[[View], Any] = lambda model: None
+    embedded: Callable[[View, Any, Tensor], Tensor] | None = None
+    replacement: int | str | None = None
 
 
 @contextmanager
@@ -61,6 +55,7 @@ class Edited:
 
     def __init__(self, model: View, change: Change) -> None:
         self.before: View = model
+        self.change = change
         self.original: View = model.original if isinstance(model, Edited) else model
         self.changes: tuple[Change, ...] = (*model.changes, change) if isinstance(model, Edited) else (change,)
         self.spec, self.tokenizer, self.first_ids, self.bos = model.spec, model.tokenizer, model.first_ids, model.bos
@@ -70,6 +65,12 @@ class Edited:
         if isinstance(self.original, Continues):
             self.behind = self._behind
 
+    @cached_property
+    def prepared(self) -> Any:
+        """What the last change found out about the model before it."""
+        with unheard(self.before):
+            return self.change.prepared(self.before)
+
     @property
     def said(self) -> str:
         """What is changed, in a few words; empty for another embedding at position 0, which results say otherwise."""
@@ -77,23 +78,23 @@ class Edited:
 
     @property
     def identity(self) -> Identity:
-        own = self.original.identity
-        return replace(own, name=f"{own.name} ({self.said})") if self.said else own
+        original = self.original.identity
+        return replace(original, name=f"{original.name} ({self.said})") if self.said else original
 
     @property
     def replacement(self) -> int | str | None:
-        """What stands at position 0 instead of the prompt's own token, if anything does."""
-        found = [getattr(change, "replacement", None) for change in self.changes if not change.said]
-        return next((one for one in found if one is not None), None)
+        """What stands at position 0 instead of the prompt's own token, if anything does and `said` does not say it."""
+        return next((c.replacement for c in self.changes if c.replacement is not None and not c.said), None)
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        found = self.changes[-1].embedded(self.before, tokens)
-        return self.before.embed(tokens) if found is None else found
+        if self.change.embedded is None:
+            return self.before.embed(tokens)
+        return self.change.embedded(self.before, self.prepared, tokens)
 
     def edits(self, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
         """Of a pass over these embeddings."""
         earlier = self.before.edits(embeddings) if isinstance(self.before, Edited) else []
-        return [*earlier, *self.changes[-1].edits(self.before, embeddings)]
+        return [*earlier, *self.change.edits(self.before, self.prepared, embeddings)]
 
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
@@ -116,26 +117,25 @@ class Edited:
 
         `residual[l]` is then what enters that change.
         """
-        own = self.edits(embeddings)
-        changes: dict[int, list[Edit]] = {}
-        for edit in own:
+        changes = self.edits(embeddings)
+        of_stream: dict[int, list[Edit]] = {}
+        for edit in changes:
             if edit.site == "residual":
-                changes.setdefault(edit.layer, []).append(edit)
+                of_stream.setdefault(edit.layer, []).append(edit)
         entering: dict[int, Tensor] = {}
 
         def keep(layer: int, stream: Tensor) -> Tensor:
             entering[layer] = stream
             return stream
 
-        keeping = [Edit("residual", layer, partial(keep, layer)) for layer in changes]
-        traced = self.original.trace(embeddings, attention=attention, edits=[*keeping, *own, *edits])
-
         def changed(block: Callable[[Tensor], Tensor], first: Sequence[Edit], stream: Tensor) -> Tensor:
             for edit in first:
                 stream = edit(stream)
             return block(stream)
 
-        blocks = [partial(changed, one, changes[n]) if n in changes else one for n, one in enumerate(traced.blocks)]
+        keeping = [Edit("residual", layer, partial(keep, layer)) for layer in of_stream]
+        traced = self.original.trace(embeddings, attention=attention, edits=[*keeping, *changes, *edits])
+        blocks = [partial(changed, block, of_stream.get(n, ())) for n, block in enumerate(traced.blocks)]
         residual = [entering.get(n, stream) for n, stream in enumerate(traced.residual)]
         return replace(traced, blocks=tuple(blocks), residual=tuple(residual))
 
@@ -148,5 +148,5 @@ class Edited:
         """Fresh weights, changed in the same way: a mean is the fresh weights' own."""
         fresh: Any = self.original.reinitialized(seed, positional=positional, initialization=initialization)
         for change in self.changes:
-            fresh = Edited(fresh, change.on(fresh))
+            fresh = Edited(fresh, change)
         return fresh

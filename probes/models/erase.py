@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -38,7 +38,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..run.precision import double, precise
 from .ablate import check_reference
-from .edited import Edited, unheard
+from .edited import Change, Edited
 from .given import takes_model
 from .view import Edit, View
 
@@ -70,94 +70,48 @@ class Eraser:
         return (exact - ((exact - mean) @ read) @ write).to(stream)
 
 
-@dataclass(frozen=True)
-class Erased:
-    """A `Change` of the stream at every position but 0; see `erased`."""
-
-    what: What
-    layers: tuple[int, ...]
-    reference: Tensor
-    rank: int
-    seed: int
-    everywhere: bool
-    made: dict[int, Eraser] = field(default_factory=dict, repr=False, compare=False)  # by block
-
-    @property
-    def said(self) -> str:
-        """What, and where."""
-        return f"{self.what} erased at {'all blocks' if self.everywhere else f'block {self.layers[0]}'}"
-
-    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> None:
-        """The model's own embeddings."""
-
-    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
-        found = []
-        for layer, eraser in self.erasers(model).items():
-            # Position 0 is put back. Behind a context there is none, and these two act on the context alone.
-            kept: list[Tensor] = []
-            found.append(Edit("residual", layer, partial(_keep, kept), 0))
-            found.append(Edit("residual", layer, eraser))
-            found.append(Edit("residual", layer, partial(_give, kept), 0))
-        return found
-
-    def on(self, fresh: View) -> Erased:
-        return replace(self, made={})
-
-    def erasers(self, model: View) -> dict[int, Eraser]:
-        """By block; estimated when they are first asked for."""
-        if not self.made:
-            self.made.update(self._estimated(model))
-        return self.made
-
-    def _estimated(self, model: View) -> dict[int, Eraser]:
-        """A pass of the reference, block by block; at the blocks that are changed its streams are held together."""
-        ranks = {}
-        if self.what == "random":
-            means = replace(self, what="means", made={})
-            ranks = {layer: one.rank for layer, one in means.erasers(model).items()}
-        found: dict[int, Eraser] = {}
-        with unheard(model):
-            blocks = model.trace(model.embed(self.reference[:1])).blocks
-            streams = torch.cat([model.embed(row[None]) for row in self.reference])
-            for layer in range(max(self.layers) + 1):
-                if layer in self.layers:
-                    found[layer] = one = self._of_block(layer, streams[:, 1:], ranks.get(layer, 0))
-                    streams = torch.cat([streams[:, :1], one(streams[:, 1:])], 1)
-                if layer < max(self.layers):
-                    streams = torch.cat([blocks[layer](row[None]) for row in streams])
-        return found
-
-    def _of_block(self, layer: int, streams: Float[Tensor, "prompt position d"], rank: int) -> Eraser:
-        mean, cov, means = _moments(streams)
-        one, other = (half - half.mean(0) for half in means)
-        between = (one.T @ other + other.T @ one) / (2 * len(one))
-        whole = between.trace()
-
-        def held(basis: Tensor) -> float:
-            return float(torch.einsum("dr,de,er->", basis, between, basis) / whole) if whole > 0 else math.nan
-
-        if self.what in ("direction", "shuffled"):
-            count, length = streams.shape[:2]
-            orders = None if self.what == "direction" else other_orders(count, length, self.seed)
-            read, write, removed = _direction(cov, _by_position(streams, orders) - mean)
-            return Eraser(mean, read, write, removed, held(functional.normalize(write.T, dim=0)))
-        if self.what == "means":
-            basis = _span(cov, between, self.rank)
-        else:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + layer)
-            drawn = torch.randn(len(mean), rank, generator=generator, dtype=torch.float64)
-            basis = torch.linalg.qr(drawn.to(mean.device)).Q
-        removed = torch.einsum("dr,de,er->", basis, cov, basis) / cov.trace()
-        return Eraser(mean, basis, basis.T.contiguous(), float(removed), held(basis))
+Erasers: TypeAlias = dict[int, Eraser]  # by block
 
 
-def _keep(kept: list[Tensor], first: Float[Tensor, "batch one d"]) -> Tensor:
-    kept[:] = [first]
-    return first
+def _estimated(model: View, what: What, layers: Sequence[int], reference: Tensor, rank: int, seed: int) -> Erasers:
+    """By block. A pass of the reference, block by block; at the blocks that are changed its streams are held together."""
+    ranks = dict.fromkeys(layers, rank)
+    if what == "random":
+        ranks = {at: one.rank for at, one in _estimated(model, "means", layers, reference, rank, seed).items()}
+    erasers: Erasers = {}
+    blocks = model.trace(model.embed(reference[:1])).blocks
+    streams = torch.cat([model.embed(row[None]) for row in reference])
+    for layer in range(max(layers) + 1):
+        if layer in layers:
+            erasers[layer] = eraser = _of_block(what, streams[:, 1:], ranks[layer], seed, layer)
+            streams = torch.cat([streams[:, :1], eraser(streams[:, 1:])], 1)
+        if layer < max(layers):
+            streams = torch.cat([blocks[layer](row[None]) for row in streams])
+    return erasers
 
 
-def _give(kept: list[Tensor], first: Float[Tensor, "batch one d"]) -> Tensor:
-    return kept[0]
+def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int, seed: int, layer: int) -> Eraser:
+    mean, cov, means = _moments(streams)
+    one, other = (half - half.mean(0) for half in means)
+    between = (one.T @ other + other.T @ one) / (2 * len(one))
+    whole = between.trace()
+
+    def held(basis: Tensor) -> float:
+        return float(torch.einsum("dr,de,er->", basis, between, basis) / whole) if whole > 0 else math.nan
+
+    if what in ("direction", "shuffled"):
+        count, length = streams.shape[:2]
+        orders = None if what == "direction" else other_orders(count, length, seed)
+        read, write, removed = _direction(cov, _by_position(streams, orders) - mean)
+        return Eraser(mean, read, write, removed, held(functional.normalize(write.T, dim=0)))
+    if what == "means":
+        basis = _span(cov, between, rank)
+    else:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
+        drawn = torch.randn(len(mean), rank, generator=generator, dtype=torch.float64)
+        basis = torch.linalg.qr(drawn.to(mean.device)).Q
+    removed = torch.einsum("dr,de,er->", basis, cov, basis) / cov.trace()
+    return Eraser(mean, basis, basis.T.contiguous(), float(removed), held(basis))
 
 
 def log_position(length: int, device: Any = None) -> Float[Tensor, " position"]:
@@ -243,10 +197,9 @@ def erased(
 
     Args:
         model: any view; it is not changed.
-        what: "means", the span of the means of the stream by position (leading directions that hold 95 % of their variance,
-            at most `rank`, as far as they are more than noise); "random", a random subspace of as many dimensions;
-            "direction", the one direction of the stream that moves with log(1 + i), by least-squares concept erasure;
-            "shuffled", its control, from positions in another order in every prompt. See the module's text.
+        what: "means", the span of the means of the stream by position, at most `rank` directions; "random", a random
+            subspace of as many; "direction", the one direction that moves with log(1 + i); "shuffled", its control. See the
+            module's text.
         layer: the block that reads the changed stream, or "all".
         reference: prompts [prompt, position] that everything is estimated on; give others than those you measure on. Their
             streams at one block are held together.
@@ -266,7 +219,30 @@ def erased(
             f"reference has shape {list(reference.shape)}; give at least 2 prompts of at least 3 positions"
         )
     layers = check_where(model, layer)
-    return Edited(model, Erased(what, layers, reference, rank, seed, layer == "all"))
+
+    def edits(model: View, erasers: Erasers, embeddings: Tensor) -> list[Edit]:
+        # Position 0 is put back. Behind a context there is none, and edits of one position act on the context alone.
+        first: dict[int, Tensor] = {}
+
+        def keep(layer: int, stream: Float[Tensor, "batch one d"]) -> Tensor:
+            first[layer] = stream
+            return stream
+
+        def give(layer: int, stream: Float[Tensor, "batch one d"]) -> Tensor:
+            return first.pop(layer)
+
+        steps = ((keep, 0), (None, None), (give, 0))
+        return [
+            Edit("residual", layer, eraser if function is None else partial(function, layer), position)
+            for layer, eraser in erasers.items()
+            for function, position in steps
+        ]
+
+    def prepared(model: View) -> Erasers:
+        return _estimated(model, what, layers, reference, rank, seed)
+
+    said = f"{what} erased at {'all blocks' if layer == 'all' else f'block {layers[0]}'}"
+    return Edited(model, Change(said, edits, prepared))
 
 
 def check_where(model: View, layer: Any) -> tuple[int, ...]:

@@ -14,17 +14,15 @@ Source: [Xiao], arXiv 2309.17453, section 3.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from .edited import Edited, unheard
-from .fused import attend
+from .edited import Change, Edited, unheard
 from .pointwise import rotate
 from .view import Attention, Edit, Spec, View
 
@@ -53,31 +51,6 @@ class _Kept:
         logits = logits.masked_fill((keys >= self.first) & (keys <= queries - self.last), float("-inf"))
         return logits, logits.logsumexp(-1, keepdim=True)
 
-    def attend(self, attention: Attention, normalizer: bool) -> Attention:
-        """A window, and beside it the first keys that it has passed: what both give, by their shares of the softmax."""
-        own = attention.window
-        window = self.last if own is None else min(own, self.last)
-        inside = attend(replace(attention, window=window, reweigh=()), normalizer=True)
-        output, log_z = inside.output, inside.normalizer
-        assert output is not None
-        assert log_z is not None
-        if self.first and self.last < output.shape[-2]:
-            queries = torch.arange(self.last, output.shape[-2], device=output.device)[:, None]
-            key, value = (x[..., : self.first, :] for x in (attention.key, attention.value))
-            keys, exact = torch.arange(key.shape[-2], device=output.device)[None], log_z.dtype
-            products = attention.query[..., self.last :, :].to(exact) * attention.scale @ key.to(exact).mT
-            logits = attention.logits_of(products, queries, keys)
-            if self.block is not None:
-                moved = self._moved(self.block, queries).to(exact)
-                logits = torch.where(queries >= self.first + self.last, moved, logits)
-            logits = logits.masked_fill(keys > queries - self.last, float("-inf"))
-            late = torch.logaddexp(log_z[..., self.last :], logits.logsumexp(-1))
-            kept = (log_z[..., self.last :] - late).exp()[..., None].to(output) * output[..., self.last :, :]
-            added = (logits - late[..., None]).exp().to(value) @ value
-            output = torch.cat([output[..., : self.last, :], kept + added], -2)
-            log_z = torch.cat([log_z[..., : self.last], late], -1)
-        return replace(attention, output=output, normalizer=log_z if normalizer else None)
-
     def _moved(self, block: _Block, queries: Tensor) -> Tensor:
         """Logits of the first keys, of these queries as the last of a full cache."""
         attention, at = block.attention, queries[:, 0]
@@ -91,44 +64,6 @@ class _Kept:
         keys = torch.arange(key.shape[-2], device=key.device)[None]
         products = query.to(exact) * attention.scale @ key.mT
         return attention.logits_of(products, torch.full_like(queries, end), keys)
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A `Change` of what queries see; see `evicted`."""
-
-    first: int
-    last: int
-    renumbered: bool
-    made: dict[int, list[_Block]] = field(default_factory=dict, repr=False, compare=False)  # by length
-
-    @property
-    def said(self) -> str:
-        """What is kept."""
-        return f"first {self.first} and last {self.last} keys{', numbered in the cache' * self.renumbered}"
-
-    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> None:
-        """The model's own embeddings."""
-
-    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
-        layers, length = range(model.spec.blocks), embeddings.shape[-2]
-        if not (self.renumbered and self.first):
-            return [Edit("logits", layer, _Kept(self.first, self.last)) for layer in layers]
-        if (why := fixed(model.spec, length)) is not None:
-            raise InputError(f"{model.identity.name} cannot be numbered anew: {why}; number positions by the text")
-        if length not in self.made:
-            with unheard(model):
-                self.made[length] = _blocks(model, length)
-        found = []
-        for layer, block in zip(layers, self.made[length], strict=True):
-            kept = _Kept(self.first, self.last, block)
-            sites: tuple[Literal["query"], Literal["key"]] = ("query", "key")
-            found += [Edit(site, layer, partial(_keep, kept.seen, site)) for site in sites]
-            found.append(Edit("logits", layer, kept))
-        return found
-
-    def on(self, fresh: View) -> Cache:
-        return Cache(self.first, self.last, self.renumbered)
 
 
 def _keep(seen: dict[str, Tensor], name: str, tensor: Tensor) -> Tensor:
@@ -175,4 +110,23 @@ def evicted(model: View, first: int, last: int, *, renumbered: bool = False) -> 
     """
     if first < 0 or last < 1:
         raise InputError(f"a cache of the first {first} and last {last} keys cannot be kept; give 0 or more, 1 or more")
-    return Edited(model, Cache(first, last, renumbered))
+    layers = range(model.spec.blocks)
+
+    def edits(model: View, blocks: dict[int, list[_Block]], embeddings: Tensor) -> list[Edit]:
+        length = embeddings.shape[-2]
+        if not (renumbered and first):
+            return [Edit("logits", layer, _Kept(first, last)) for layer in layers]
+        if (why := fixed(model.spec, length)) is not None:
+            raise InputError(f"{model.identity.name} cannot be numbered anew: {why}; number positions by the text")
+        if length not in blocks:
+            with unheard(model):
+                blocks[length] = _blocks(model, length)
+        found = []
+        for layer, block in zip(layers, blocks[length], strict=True):
+            kept = _Kept(first, last, block)
+            found += [Edit("query", layer, partial(_keep, kept.seen, "query"))]
+            found += [Edit("key", layer, partial(_keep, kept.seen, "key")), Edit("logits", layer, kept)]
+        return found
+
+    said = f"first {first} and last {last} keys{', numbered in the cache' * renumbered}"
+    return Edited(model, Change(said, edits, lambda model: {}))

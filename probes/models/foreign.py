@@ -1,8 +1,7 @@
 """Modules that compute in a way of their own: other packages', quantized ones, a caller's.
 
-What their weights say is not known, so that blocks with them stay whole, and are differentiated as they run. Two things
-could then go wrong without a word, and are looked for: a module that changes what it holds as it runs, the caller's with
-it, and one that gives back no derivative, or torch's stand-in for one.
+What their weights say is not known, so that blocks with them stay whole, and are differentiated as they run. One that gives
+back no derivative, or torch's stand-in for one, is refused as soon as somebody differentiates it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import InputError, reason
-from .linear import OUTPUT_TOLERANCE
-from .pointwise import close
 from .structure import KNOWN, keeps_state
 
 REPLACED = ("torch.ao.", "torch.nn.quantized")  # modules of torch's that stand in the place of its plain ones
@@ -42,7 +38,7 @@ def unknown(module: nn.Module) -> str | None:
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
-    """Within it, whoever differentiates a module that is not known and gives back no derivative hears of it.
+    """Passes within it may be differentiated; at a module that is not known and gives back no derivative, that raises.
 
     What flows through the stream beside it would pass for the whole derivative; the error is an `InputError`.
     """
@@ -93,30 +89,15 @@ def _has_derivative(output: Tensor, given: list[Tensor]) -> bool:
 
 
 @torch.no_grad()
-def check_passes(
-    copied: Callable[[], Callable[[Tensor], Tensor]], embeddings: Float[Tensor, "1 position d"], model: str, module: str
-) -> None:
-    """Refuse a model whose passes change what later passes, or those of another copy of it, give for one prompt.
+def check_runs(run: Callable[[Tensor], Tensor], embeddings: Tensor, refusal: str) -> None:
+    """Refuse modules whose kernels do not run here; `refusal` begins the message.
 
-    On the CPU the same numbers come out bit for bit. Kernels of other devices may add in another order each time.
-
-    Args:
-        copied: makes a copy of the caller's model, and gives its pass from the embeddings on.
-        embeddings: the prompt.
-        model, module: what is refused, and what in it is not known, for the message.
+    Raises:
+        InputError: they do not.
     """
-    passes = []
     try:
-        for _ in range(2):
-            run = copied()
-            passes += [run(embeddings) for _ in range(2)]
+        run(embeddings)
     except torch.OutOfMemoryError:
         raise
     except UNRUN as error:
-        raise InputError(f"{model} does not run here ({module}: {reason(error)}); give it unquantized") from None
-    first, tolerance = passes[0], 0.0 if embeddings.device.type == "cpu" else OUTPUT_TOLERANCE[embeddings.dtype]
-    if first.isfinite().all() and not all(close(one, first, tolerance) for one in passes):
-        raise InputError(
-            f"{model} gives another output in each pass of one prompt ({module}): its modules change weights, or what they "
-            "keep beside them, as they run; load it anew, unquantized"
-        )
+        raise InputError(f"{refusal}{reason(error)}); give it unquantized") from None

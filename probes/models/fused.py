@@ -4,8 +4,7 @@ Fused kernels keep `log Z_i`, the log-sum-exp of a query's logits, for their bac
 of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pattern cost nothing beside the pass itself.
 `scaled_dot_product_attention` throws it away; the operators underneath are called here.
 
-No tensor has the size of a whole pattern. A window goes band by band. A prefix that all queries see is a full square before
-the causal rest. What no kernel supports goes block of queries by block.
+No tensor has the size of a whole pattern. A window goes band by band; what no kernel supports, block of queries by block.
 
 `in_parts` makes blocks smaller after memory ran out (`probes.run.memory.Retry`).
 """
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,25 +30,15 @@ BAND = 512  # least queries per band of a sliding window; below, calls cost more
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
 SITES = ("residual", "query", "key", "value", "output", "logits")
 Given: TypeAlias = tuple[Tensor, Tensor | None]  # output, and the log-sum-exp where the kernel gives it
-# What transformers tells an attention function beside queries, keys and values. These say what is computed, the last being
-# gpt-oss's learned sink logits:
-TOLD = ("scaling", "softcap", "sliding_window", "s_aux")
-# Of these any other value would change the result:
+# What transformers tells an attention function beside queries, keys and values. These say what is computed (the last are
+# gpt-oss's learned sink logits) or change nothing here: positions have entered by rotation or addition already, a pass
+# begins at position 0, and the decoder decides what is kept or collected.
+FOLLOWED = ("scaling", "softcap", "sliding_window", "s_aux", "position_ids", "cache_position", "use_cache")
+FOLLOWED += ("output_attentions", "output_hidden_states")
+# Of these any other value would change the result.
 HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
     {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
 )
-# These change nothing here. Positions have already entered by rotation or addition, and a pass begins at position 0. The
-# decoder decides what is kept or collected.
-IGNORED = ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
-
-
-@runtime_checkable
-class Fusible(Protocol):
-    """An edit of logits that knows how to attend without whole rows of them, where it is the only edit."""
-
-    def attend(self, attention: Attention, normalizer: bool) -> Attention:
-        """As `attend`, under the edit."""
-        ...
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
@@ -58,17 +47,14 @@ def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
     No kernel knows learned sink logits s. With one in the denominator, outputs are those without it times
     `sigmoid(log Z_i - s)`, and its log-sum-exp is `log(exp(log Z_i) + exp(s))`.
     """
-    if len(attention.reweigh) == 1 and isinstance(attention.reweigh[0], Fusible):
-        return attention.reweigh[0].attend(attention, normalizer)
     wanted = normalizer or attention.sink is not None
     length = attention.query.shape[-2]
     windowed = attention.window is not None and length > attention.window
     unusual = attention.softcap is not None or attention.slopes is not None or bool(attention.reweigh)
-    unusual = unusual or (windowed and attention.prefix is not None)
+    # All queries see key 0 as it is: a prefix of one is none, unless a window hides it.
+    unusual = unusual or (attention.prefix is not None and (windowed or attention.prefix > 1))
     if unusual:
         output, log_z = _written_out(attention)
-    elif attention.prefix is not None and attention.prefix > 1:  # all queries see key 0 as it is
-        output, log_z = _prefixed(attention, attention.prefix, wanted)
     elif windowed:
         output, log_z = _banded(attention, wanted)
     else:
@@ -107,11 +93,9 @@ def _kernel(
     mask: Tensor | None,
     scale: float,
     normalizer: bool,
-    *,
-    full: bool = False,
 ) -> Given:
-    """(output, log-sum-exp or None where no kernel gives it here); causal unless `full` or a boolean mask is given."""
-    causal = mask is None and not full and query.shape[-2] > 1
+    """(output, log-sum-exp or None where no kernel gives it here); causal unless a boolean mask is given."""
+    causal = mask is None and query.shape[-2] > 1
     # The operators do not check the last stride, as the function that chooses among them does; an edit may give any.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     if normalizer and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
@@ -158,22 +142,8 @@ def _banded(attention: Attention, normalizer: bool) -> Given:
     return _joined(found)
 
 
-def _prefixed(attention: Attention, prefix: int, normalizer: bool) -> Given:
-    """Queries within the prefix see all of it and nothing else; for those behind it the mask is the causal one.
-
-    The causal kernel runs over all queries, since none begins in the middle; what it gives within the prefix is dropped.
-    """
-    whole = attention.query, attention.key, attention.value
-    query, key, value = (x[..., :prefix, :] for x in whole)
-    within = _kernel(query, key, value, None, attention.scale, normalizer, full=True)
-    if prefix >= attention.query.shape[-2]:
-        return within
-    output, log_z = _kernel(*whole, None, attention.scale, normalizer)
-    return _joined([within, (output[..., prefix:, :], None if log_z is None else log_z[..., prefix:])])
-
-
 def _written_out(attention: Attention) -> Given:
-    """What no fused kernel knows (soft-caps, slopes, a window behind a prefix, edits), block of queries by block."""
+    """What no fused kernel knows (soft-caps, slopes, prefixes, edits), block of queries by block."""
     found: list[Given] = []
     for start, stop in query_blocks(attention):
         logits, log_z = attention.weighed(start, stop)
@@ -207,22 +177,13 @@ def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) 
     Raises:
         InputError: a mask, a keyword that is not known here, or a value that changes the result; all by name.
     """
-    kind = type(module).__qualname__
-    for name in told:
-        if name not in (*TOLD, *HARMLESS, *IGNORED):
-            raise InputError(f"{kind} gives its attention '{name}', which probes do not know; give a model without it")
-    causal = told.get("is_causal")
-    found = {**told, "is_causal": getattr(module, "is_causal", True) if causal is None else causal}
-    for name, harmless in HARMLESS.items():
-        value = found.get(name, harmless[0])
-        if not any(value is one or (one is not None and value == one) for one in harmless):
-            raise InputError(
-                f"{kind} gives its attention {name}={value!s:.40}, which probes do not follow; give a model without it"
-            )
-    learned = told.get("s_aux")
-    if learned is not None and learned.ndim != 1:
-        raise InputError(
-            f"{kind} gives its attention s_aux of shape {tuple(learned.shape)}, no logit per head; give a model without it"
-        )
+    what = f"{type(module).__qualname__} gives its attention"
     if mask is not None:
-        raise InputError(f"{kind} gives its attention a mask of its own, which probes do not follow")
+        raise InputError(f"{what} a mask of its own, which probes do not follow")
+    causal = told.get("is_causal")
+    told = {**told, "is_causal": getattr(module, "is_causal", True) if causal is None else causal}
+    for name, value in told.items():
+        if name not in (*FOLLOWED, *HARMLESS):
+            raise InputError(f"{what} '{name}', which probes do not know; give a model without it")
+        if name in HARMLESS and not any(value is one or (one is not None and value == one) for one in HARMLESS[name]):
+            raise InputError(f"{what} {name}={value!s:.40}, which probes do not follow; give a model without it")

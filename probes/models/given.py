@@ -29,18 +29,17 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
         if not args and "model" not in kwargs:
             return function(**kwargs)  # type: ignore[call-arg]
         view = _view(args[0] if args else kwargs.pop("model"))
-        with _kept(view):
+        with _measuring(view):
             return function(view, *args[1:], **kwargs)
 
     return call
 
 
-def _kept(view: Any) -> AbstractContextManager[None]:
-    """What hooks on the view's model keep is put back afterwards."""
+def _measuring(view: Any) -> AbstractContextManager[None]:
+    """A view of a caller's model takes it as it is now, and puts back what its hooks keep."""
     while hasattr(view, "original"):
         view = view.original
-    recorders = getattr(view, "recorders", None)
-    return nullcontext() if recorders is None else recorders.kept()
+    return view.measuring() if hasattr(view, "measuring") else nullcontext()
 
 
 def _view(model: Any) -> View:

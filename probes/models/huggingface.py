@@ -5,6 +5,10 @@ the very same tensors, but whose modules, hooks and configuration are its own. H
 live on the shadow, so there is nothing to put back after an error or an interruption. A table (`families`) says where
 the families differ.
 
+The shadow is made anew when a measurement begins, so that hooks and modules are those that the caller's model has then, as
+its weights are. Where weights are copies (another device or dtype, merged adapters, a bridge of a transformers model), a
+view is the model as it was loaded.
+
 A model may be split over devices by accelerate (see `split`). What a view takes and gives then lies on the device where
 block 0 runs, whichever device a block ran on.
 """
@@ -21,44 +25,26 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from . import split
 from .behind import Continuation, Past
-from .calls import hidden, recorded_block, with_hidden
 from .families import beyond, family_of, spec_of
-from .foreign import check_passes, differentiable, unknown
+from .foreign import check_runs, differentiable, unknown
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
-from .hooks import Origin, obstacle, own_forward, version
 from .identity import Stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
-from .recorders import Recorders
 from .rotations import depend_on_length, follow_length, of_text
+from .shadow import attention_of, obstacle, output_head, recorders, running_blocks, shadow, unrecorded
 from .stored import stored
-from .structure import attention_of, moved, output_head, running_blocks, structure
+from .structure import moved, structure
 from .tokens import first_ids
 from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
-from .wrappers import unpack, unwrap_within
 
-
-def shadow(model: Any) -> Any:
-    """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config.
-
-    Its modules have lost the wrappers of `torch.compile` and PEFT; layers with adapters have weights of their own.
-
-    Raises:
-        InputError: accelerate's hooks on it would change the parameters themselves, or an adapter cannot be merged.
-    """
-    copied = structure(model)
-    split.unbind(copied)
-    unwrap_within(copied)
-    for module in copied.modules():
-        unpack(module)
-        if "forward" in vars(module) and not split.hooks(module) and own_forward(module) is None:
-            del module.forward  # compiled, and bound to the caller's module
-    return copied
+# Of a configuration: what says nothing about which model it is.
+UNSAID = ("transformers_version", "_attn_implementation", "_experts_implementation", "_name_or_path", "dtype")
 
 
 class _Reached(Exception):
@@ -81,6 +67,16 @@ class Described:
     beyond: bool = False  # whether texts may be longer than the model was made for
 
 
+def hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The stream among a block's arguments."""
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """A block's arguments with another stream."""
+    return ((stream, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": stream})
+
+
 class HuggingFaceView(Watched):
     """`View` over a transformers causal language model of a family in `families.FAMILIES`.
 
@@ -98,10 +94,36 @@ class HuggingFaceView(Watched):
 
     backend = "transformers"
 
-    def __init__(self, model: PreTrainedModel, **described: Any) -> None:
+    def __init__(self, model: Any, **described: Any) -> None:
+        self._described = Described(**described)
+        self._identified: tuple[Any, Any, Identity] | None = None
+        self._caller: Any = None  # the model that the view follows
+        self._tried = self._within = False
+        self._wrap(model)
+
+    def follow(self, model: Any) -> None:
+        """From now on, begin every measurement with the caller's model as it is then."""
+        self._caller = model
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """A measurement, or a part of one: what hooks keep is put back in the end."""
+        if self._within:
+            yield
+            return
+        self._within = True
+        try:
+            if self._caller is not None:
+                self._wrap(self._caller)
+            with unrecorded(self._recorders):
+                yield
+        finally:
+            self._within = False
+
+    def _wrap(self, model: Any) -> None:
         family_of(model.config)
         refuse_other_attention(model.config)
-        self._wrap(shadow(model), Described(**described))
+        self._use(shadow(model))
         self._model.set_attn_implementation(ATTENTION)
         for module in self._model.modules():  # blocks of other models have other configurations
             if isinstance(config := vars(module).get("config"), PreTrainedConfig):
@@ -110,21 +132,18 @@ class HuggingFaceView(Watched):
             if hasattr(attention, "sliding_window"):  # of a block in another's place; masks go by the place
                 attention.sliding_window = window
 
-    def _wrap(self, model: Any, described: Described) -> None:
-        config: Any = model.config
-        self._model, self._described = model.eval(), described
+    def _use(self, model: Any) -> None:
+        """Run this shadow."""
+        config, described = model.config, self._described
+        self._model: Any = model.eval()
         self._family = family_of(config)
         self._decoder: Any = model.get_decoder()
         self._blocks = running_blocks(self._decoder, self._family)
         self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
-        self.origin: Origin | None = None  # the caller's model, where there is one
-        found = ((name, unknown(module)) for name, module in model.named_modules())
-        self._unknown = next((f"{what} {name}" for name, what in found if what is not None), None)
-        self._tried = self._unknown is None
-        self._whole: nn.Module = model  # what a view like this one can be made of
-        self._identified: tuple[tuple[int, ...], Identity] | None = None
+        others = ((name, unknown(module)) for name, module in model.named_modules())
+        self._unknown = next((f"{what} {name}" for name, what in others if what is not None), None)
         self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
         follow_length(model)
         parameter = next(model.parameters())
@@ -133,7 +152,7 @@ class HuggingFaceView(Watched):
         self.dtype: torch.dtype = parameter.dtype
         if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
             model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
-        self.recorders = Recorders(model)
+        self._recorders = recorders(model)
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     def __repr__(self) -> str:
@@ -146,27 +165,20 @@ class HuggingFaceView(Watched):
     @property
     def identity(self) -> Identity:
         # The caller may change the weights. Those that accelerate offloads are new tensors in every pass.
-        state = () if self._split else tuple(map(version, self._model.parameters()))
+        held = () if self._split else tuple(self._model.parameters())
+        state = [(id(x), 0 if x.is_inference() else x._version) for x in held]
         if self._identified is None or self._identified[0] != state:
-            self._identified = state, self._identity()
-        return self._identified[1]
+            self._identified = state, held, self._identity()  # kept, so that no id is used twice
+        return self._identified[2]
 
     def _identity(self) -> Identity:
-        described = self._model.config.to_dict()
-        for key in (
-            "transformers_version",
-            "_attn_implementation",
-            "_experts_implementation",
-            "_name_or_path",
-            "dtype",
-        ):
-            described.pop(key, None)
+        config = {key: value for key, value in self._model.config.to_dict().items() if key not in UNSAID}
         return Identity(
             name=self._name,
             revision=self._described.revision,
             condition=self._described.condition,
             weights=weights_hash(self.stored()),
-            config=json.dumps(described, sort_keys=True, default=str),
+            config=json.dumps(config, sort_keys=True, default=str),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
@@ -191,21 +203,13 @@ class HuggingFaceView(Watched):
         """All numbers of the model by transformers' names, which its hash is taken over."""
         return stored(self._model)
 
-    def _check_origin(self) -> None:
-        if self.origin is not None:
-            self.origin.check()
-
     # -- forward passes
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
         embedded = self._embedded(tokens)
-        if not self._tried:
+        if self._unknown is not None and not self._tried:
             self._tried = True
-            whole: Any = self._whole
-            given: Any = getattr(self.origin, "model", whole)
-            if type(given) is not type(whole) or next(given.parameters()).dtype != self.dtype:
-                given = whole  # which was made for this view
-            check_passes(lambda: type(self)(given).residual, embedded[:1], f"'{self._name}'", str(self._unknown))
+            check_runs(self.residual, embedded[:1], f"'{self._name}' does not run here ({self._unknown}: ")
         return embedded
 
     def _deriving(self, module: nn.Module, given: Tensor) -> AbstractContextManager[None]:
@@ -214,7 +218,6 @@ class HuggingFaceView(Watched):
         return differentiable(module) if asked else nullcontext()
 
     def _embedded(self, tokens: Tensor, **more: Tensor) -> Tensor:
-        self._check_origin()
         seen: Site[Tensor] = Site("residual", 0)
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -223,7 +226,7 @@ class HuggingFaceView(Watched):
 
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            with torch.no_grad(), self.recorders.passing(), suppress(_Reached):
+            with torch.no_grad(), unrecorded(self._recorders), suppress(_Reached):
                 self._decoder(input_ids=tokens.to(self.device), use_cache=False, **more)
         finally:
             handle.remove()
@@ -253,25 +256,26 @@ class HuggingFaceView(Watched):
         streams, blocks, rotary = [], [], []
         for layer, call in enumerate(calls):
             args, kwargs = call.fired[-1]
-            stream, block, rotation = recorded_block(self._blocks[layer], args, kwargs, self.device)
-            if rotation is not None and self._family.planes:
-                rotation = (torch.cat([rotation[0]] * 2, -1), torch.cat([rotation[1]] * 2, -1))
+            stream = hidden(args, kwargs).detach().to(self.device)
+            call = with_hidden(stream.new_empty(0), args, kwargs)  # so that a kept block does not keep its stream
             streams.append(stream)
-            blocks.append(self._listened(layer, block, [edit for edit in edits if edit.layer == layer]))
-            rotary.append(rotation if self.spec.positional[layer] == "rope" else None)
+            blocks.append(partial(self._recorded, layer, call, [edit for edit in edits if edit.layer == layer]))
+            rotary.append(self._rotation(layer, kwargs.get("position_embeddings"), stream))
         recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
         return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
 
-    def _listened(
-        self, layer: int, block: Callable[[Tensor], Tensor], edits: Sequence[Edit]
-    ) -> Callable[[Tensor], Tensor]:
-        """A recorded block that keeps the pass's edits of its queries, keys, values and output, and can be watched."""
+    def _recorded(self, layer: int, call: tuple[Any, Any], edits: Sequence[Edit], stream: Tensor) -> Tensor:
+        """A recorded block as a function of its stream, with the pass's edits of what attention reads and gives."""
+        args, kwargs = with_hidden(stream, *call)
+        with self._attending(None, edits, (layer,)), self._deriving(self._blocks[layer], stream):
+            output = self._blocks[layer](*args, **kwargs)
+            return (output[0] if isinstance(output, tuple) else output).to(self.device)
 
-        def listened(stream: Tensor) -> Tensor:
-            with self._attending(None, edits, (layer,)), self._deriving(self._blocks[layer], stream):
-                return block(stream)
-
-        return listened
+    def _rotation(self, layer: int, pair: Any, stream: Tensor) -> tuple[Tensor, Tensor] | None:
+        if pair is None or self.spec.positional[layer] != "rope":
+            return None
+        cos, sin = (part[0].to(stream) for part in pair)  # OLMo's are in float32
+        return (torch.cat([cos] * 2, -1), torch.cat([sin] * 2, -1)) if self._family.planes else (cos, sin)
 
     def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
@@ -313,12 +317,12 @@ class HuggingFaceView(Watched):
         return run
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
-        with self.recorders.kept():
+        with unrecorded(self._recorders):
             return self._final_norm(residual).to(self.device)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
         head = output_head(self._model)
-        with self.recorders.kept(), self._deriving(head, normed):
+        with unrecorded(self._recorders), self._deriving(head, normed):
             logits = head(normed).to(self.device)
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -342,7 +346,6 @@ class HuggingFaceView(Watched):
 
         Without `record` only that a block was called is kept, not its stream.
         """
-        self._check_origin()
         check_edits(edits, self.spec)
         calls: list[Site[Any]] = [Site("residual", layer) for layer in range(self.spec.blocks)]
         last: Site[Tensor] = Site("final residual", self.spec.blocks)
@@ -367,7 +370,7 @@ class HuggingFaceView(Watched):
         handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with self.recorders.passing(), self._attending(sites, edits, range(self.spec.blocks), past):
+            with unrecorded(self._recorders), self._attending(sites, edits, range(self.spec.blocks), past):
                 yield calls, last
             for call in calls:
                 call.value(self.spec.family)
@@ -404,11 +407,10 @@ class HuggingFaceView(Watched):
 
     @torch.no_grad()
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
-        self._check_origin()
         # As the module itself computes it, adapters and other storage included.
         heads, projection = (self.spec.heads, self.spec.head_dim), self._output_projection(layer)
         ones = torch.eye(heads[0] * heads[1], device=self.device, dtype=self.dtype)[None]  # [1, H c, H c]
-        with self.recorders.kept():
+        with unrecorded(self._recorders):
             nothing, all_of_it = projection(torch.zeros_like(ones[:, :1])), projection(ones)
         return (all_of_it - nothing)[0].unflatten(0, heads).to(self.device)
 

@@ -13,7 +13,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -26,13 +25,12 @@ from transformers import AutoTokenizer
 from ..errors import InputError, reason
 from .families import family_of, spec_of
 from .fused import attend
-from .huggingface import Described, HuggingFaceView, shadow
-from .identity import Stored, values
+from .huggingface import HuggingFaceView
+from .identity import Stored
 from .listening import Listening
-from .recorders import Recorders
+from .shadow import output_head, recorders, shadow, unrecorded
 from .split import is_split
-from .structure import output_head
-from .view import Attention, Parts, Site
+from .view import Attention, Parts, Site, Spec
 
 LEAST, MOST = 8, 64  # tokens of the text on which a bridge is held against its model
 ORIGINAL = "._original_component"  # under which a bridge keeps the module in whose place it stands
@@ -55,51 +53,30 @@ class LensView(HuggingFaceView):
     behind = None  # type: ignore[assignment]  # a bridge's own attention does not read keys and values of before
 
     def __init__(self, bridge: TransformerBridge, *, tokenizer: Any | None = None, **described: Any) -> None:
-        config = bridge.original_model.config
-        refuse_family(config, next(bridge.original_model.parameters()).dtype)
-        if getattr(bridge, "compatibility_mode", False):
+        self._lens_tokenizer = tokenizer is None
+        tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
+        super().__init__(bridge, tokenizer=tokenizer, **described)
+
+    def _wrap(self, model: Any) -> None:
+        refuse_family(model.original_model.config, next(model.original_model.parameters()).dtype)
+        if getattr(model, "compatibility_mode", False):
             raise InputError(
                 "this TransformerBridge is in compatibility mode (folded, centred weights); "
                 "give it as booted, with raw weights"
             )
-        refuse_split(bridge)
-        self._bridge, self._lens_tokenizer = _unwired(shadow(bridge)), tokenizer is None
-        tokenizer = bridge.tokenizer if tokenizer is None else tokenizer
-        self._wrap(self._bridge.original_model, Described(tokenizer, **described))
-        self._whole = self._bridge
+        refuse_split(model)
+        self._use(_unwired(shadow(model)).original_model)
 
     def stored(self) -> Stored:
-        """By transformers' names: a bridge's own modules hold the weights of the original ones a second time.
-
-        Of fused projections it runs copies, which count beside these names as soon as they are copies no more.
-        """
-        copies: set[int] = set()
-        for block in self._blocks:
-            attention: Any = block.attn
-            mlp: Any = getattr(block, "mlp", None)
-            for module, names in ((attention, ("q", "k", "v")), (mlp, ("gate", "in"))):
-                apart: Any = getattr(module, "split_qkv_matrix", None) or getattr(module, "split_gate_up_matrix", None)
-                if apart is None or (module is attention and not hasattr(module, "qkv")):
-                    continue
-                with torch.random.fork_rng(devices=[]):  # layers are made for them, which draw their weights first
-                    parts = apart(module.original_component)
-                own = [tensor for name in names for tensor in getattr(module, name).parameters()]
-                fused = [tensor for part in parts for tensor in part.parameters()]
-                if all(torch.equal(a, b) for a, b in zip(own, fused, strict=True)):
-                    copies |= {id(tensor) for tensor in own}
+        """By transformers' names: what a bridge's own modules hold is the original ones', or made of it."""
         held = dict(super().stored())
         zeros = getattr(self._model.get_output_embeddings().original_component, "bias", None)
-        if not isinstance(zeros, nn.Parameter):  # a buffer that a bridge adds, as if the unembedding had a bias
-            held = {name: tensor for name, tensor in held.items() if tensor is not zeros}
         bridges = {name[: at.start()] for name in held for at in re.finditer(re.escape(ORIGINAL), name)}
-        within = {name: name.replace(ORIGINAL, "") for name in held if not _beside(name, bridges)}
-        yield from ((plain, held[name]) for name, plain in within.items())
-        seen = copies | {id(held[name]) for name in within}
-        # What a package makes when it saves (a format's number, scales' types) is another tensor under each name.
-        made = {bytes(values(held[name])) for name in within if not isinstance(held[name], nn.Parameter)}
         for name, tensor in held.items():
-            if id(tensor) not in seen and (isinstance(tensor, nn.Parameter) or bytes(values(tensor)) not in made):
-                yield name, tensor
+            beside = any(name.startswith(f"{one}.") and not name.startswith(one + ORIGINAL) for one in bridges)
+            # A bridge adds a buffer of zeros, as if the unembedding had a bias.
+            if not beside and (tensor is not zeros or isinstance(tensor, nn.Parameter)):
+                yield name.replace(ORIGINAL, ""), tensor
 
     def parts(self, layer: int) -> Parts | None:
         """None: derivatives go through the bridge's own modules, with whatever hooks they carry."""
@@ -126,97 +103,97 @@ class LensView(HuggingFaceView):
     @contextmanager
     def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:
         """Hook points instead of an attention function: after rotation where there is one, else after projection."""
-        seen: list[dict[str, Tensor]] = [{} for _ in self._blocks]
-
-        def receive(layer: int, site: str, tensor: Tensor) -> Tensor:  # [B, H, T, c]
-            seen[layer][site] = tensor = listener.edited(layer, site, tensor)
-            return tensor
-
-        def heads_first(layer: int, site: str) -> Callable[..., Tensor]:
-            return lambda module, args, output: receive(layer, site, output)
-
-        def projected(layer: int, site: str, heads: int) -> Callable[..., Tensor]:  # [B, T, H * c] or [B, T, H, c]
-            def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-                split = output.unflatten(-1, (heads, -1)) if output.ndim == 3 else output
-                return receive(layer, site, split.transpose(1, 2)).transpose(1, 2).reshape(output.shape)
-
-            return hook
-
-        def rotating(layer: int, rotate: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
-            def method(*args: Tensor) -> tuple[Tensor, Tensor]:
-                query, key = rotate(*args)
-                return receive(layer, "query", query), receive(layer, "key", key)
-
-            return method
-
-        def attended(layer: int) -> Callable[..., None]:
-            def hook(module: nn.Module, args: Any, output: Any) -> None:
-                attention = self._lens_attention(layer, seen[layer])
-                listener.attended(layer, replace(attention, reweigh=listener.reweighing(layer)))
-                seen[layer].clear()  # not needed any more: the next block's take their place
-
-            return hook
-
-        def mixed(layer: int) -> Callable[..., Tensor]:
-            """What reaches W_O: under edited logits attended anew, since not every bridge reads its own pattern again."""
-
-            def hook(module: nn.Module, args: Any, given: Tensor) -> Tensor:
-                output = given.unflatten(-1, (self.spec.heads, -1)) if given.ndim == 3 else given  # [B, T, H, c]
-                attention = self._lens_attention(layer, seen[layer])
-                if (layer, "logits") in edited:
-                    made = attend(replace(attention, reweigh=listener.reweighing(layer))).output
-                    assert made is not None
-                    output = made.transpose(1, 2)
-                return listener.edited(layer, "output", output.transpose(1, 2)).transpose(1, 2).reshape(given.shape)
-
-            return hook
-
         edited = {(edit.layer, edit.site) for edit in listener.edits}
         watched = layers if listener.heard else sorted({layer for layer, _ in edited})
         with ExitStack() as ends:
             for layer in watched:
                 attention: Any = self._blocks[layer].attn
-                hooks = {attention.v.hook_out: projected(layer, "value", self.spec.kv_heads)}
+                heard = _Heard(self.spec, attention, listener, layer)
+                hooks = {attention.v.hook_out: heard.at("value", self.spec.kv_heads)}
                 if edited & {(layer, "output"), (layer, "logits")}:
-                    hooks[attention.o.hook_in] = mixed(layer)
+                    hooks[attention.o.hook_in] = heard.mixed((layer, "logits") in edited)
                 if self.spec.positional[layer] != "rope":
-                    hooks[attention.q.hook_out] = projected(layer, "query", self.spec.heads)
-                    hooks[attention.k.hook_out] = projected(layer, "key", self.spec.kv_heads)
+                    hooks[attention.q.hook_out] = heard.at("query", self.spec.heads)
+                    hooks[attention.k.hook_out] = heard.at("key", self.spec.kv_heads)
                 elif hasattr(attention, ROTATION):  # fused projections: hook_rot_q and hook_rot_k exist, but never fire
-                    setattr(attention, ROTATION, rotating(layer, getattr(attention, ROTATION)))
+                    setattr(attention, ROTATION, heard.rotating(getattr(attention, ROTATION)))
                     ends.callback(delattr, attention, ROTATION)
                 else:
-                    hooks[attention.hook_rot_q] = heads_first(layer, "query")
-                    hooks[attention.hook_rot_k] = heads_first(layer, "key")
+                    hooks[attention.hook_rot_q], hooks[attention.hook_rot_k] = heard.at("query"), heard.at("key")
                 for point, hook in hooks.items():
                     ends.callback(point.register_forward_hook(hook).remove)
-                ends.callback(attention.register_forward_hook(attended(layer)).remove)
+                ends.callback(attention.register_forward_hook(heard.attended).remove)
             yield
             for layer in watched:
-                self._check_seen(layer, {site for at, site in listener.fired if at == layer})
-
-    def _check_seen(self, layer: int, found: Iterable[str]) -> None:
-        for site in ("query", "key", "value"):
-            Site(site, layer, [True] if site in found else []).value(self.spec.family)
-
-    def _lens_attention(self, layer: int, found: dict[str, Tensor]) -> Attention:
-        self._check_seen(layer, found)
-        original: Any = self._blocks[layer].attn.original_component  # type: ignore[union-attr]
-        scale = getattr(original, "scaling", None)
-        query, key, value = (found[site] for site in ("query", "key", "value"))
-        groups = query.shape[1] // key.shape[1]
-        return Attention(
-            query=query,
-            key=key.repeat_interleave(groups, 1),
-            value=value.repeat_interleave(groups, 1),
-            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-            softcap=getattr(original, "attn_logit_softcapping", None),
-            window=self.spec.windows[layer],
-            sink=getattr(original, "sinks", None),
-        )
+                check_seen(self.spec, layer, {site for at, site in listener.fired if at == layer})
 
     def _output_projection(self, layer: int) -> nn.Module:
         return self._blocks[layer].attn.o  # type: ignore[union-attr, return-value]
+
+
+class _Heard:
+    """One block's attention in a pass, as its hook points give it."""
+
+    def __init__(self, spec: Spec, attention: Any, listener: Listening, layer: int) -> None:
+        self.spec, self.original, self.listener, self.layer = spec, attention.original_component, listener, layer
+        self.sites: dict[str, Tensor] = {}
+
+    def receive(self, site: str, tensor: Tensor) -> Tensor:  # [B, H, T, c]
+        self.sites[site] = tensor = self.listener.edited(self.layer, site, tensor)
+        return tensor
+
+    def at(self, site: str, heads: int | None = None) -> Callable[..., Tensor]:
+        """For [B, T, heads c] or [B, T, heads, c]; without `heads`, for [B, H, T, c]."""
+
+        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            if heads is None:
+                return self.receive(site, output)
+            split = output.unflatten(-1, (heads, -1)) if output.ndim == 3 else output
+            return self.receive(site, split.transpose(1, 2)).transpose(1, 2).reshape(output.shape)
+
+        return hook
+
+    def rotating(self, rotate: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+        def method(*args: Tensor) -> tuple[Tensor, Tensor]:
+            query, key = rotate(*args)
+            return self.receive("query", query), self.receive("key", key)
+
+        return method
+
+    def mixed(self, anew: bool) -> Callable[..., Tensor]:
+        """What reaches W_O: under edited logits attended anew, since not every bridge reads its own pattern again."""
+
+        def hook(module: nn.Module, args: Any, given: Tensor) -> Tensor:
+            split = given.unflatten(-1, (self.spec.heads, -1)) if given.ndim == 3 else given  # [B, T, H, c]
+            attention = self.attention()
+            output: Any = attend(attention).output if anew else split.transpose(1, 2)
+            return self.listener.edited(self.layer, "output", output).transpose(1, 2).reshape(given.shape)
+
+        return hook
+
+    def attended(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.listener.attended(self.layer, self.attention())
+        self.sites.clear()  # not needed any more: the next block's take their place
+
+    def attention(self) -> Attention:
+        check_seen(self.spec, self.layer, self.sites)
+        scale, query = getattr(self.original, "scaling", None), self.sites["query"]
+        groups = self.spec.heads // self.spec.kv_heads
+        return Attention(
+            query=query,
+            key=self.sites["key"].repeat_interleave(groups, 1),
+            value=self.sites["value"].repeat_interleave(groups, 1),
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            softcap=getattr(self.original, "attn_logit_softcapping", None),
+            window=self.spec.windows[self.layer],
+            sink=getattr(self.original, "sinks", None),
+            reweigh=self.listener.reweighing(self.layer),
+        )
+
+
+def check_seen(spec: Spec, layer: int, sites: Iterable[str]) -> None:
+    for site in ("query", "key", "value"):
+        Site(site, layer, [True] if site in sites else []).value(spec.family)
 
 
 def _unwired(copied: TransformerBridge) -> TransformerBridge:
@@ -232,11 +209,6 @@ def _unwired(copied: TransformerBridge) -> TransformerBridge:
                 for key in wired & set(held):
                     del held[key]
     return copied
-
-
-def _beside(name: str, bridges: set[str]) -> bool:
-    """Whether a tensor is held by one of the bridges' own modules, not by the one that it stands for."""
-    return any(name.startswith(f"{bridge}.") and not name.startswith(bridge + ORIGINAL) for bridge in bridges)
 
 
 def refuse_family(config: Any, dtype: torch.dtype) -> None:
@@ -272,7 +244,7 @@ def boot(model: Any, name: str) -> TransformerBridge:
     try:
         with redirect_stdout(StringIO()), torch.random.fork_rng(devices=[]):
             model.set_attn_implementation("eager")  # under others its hooks on scores and patterns never fire
-            with Recorders(model).kept():
+            with unrecorded(recorders(model)):
                 before = _logits(model)
                 bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
                 off = float((_logits(model) - before).norm() / before.norm())

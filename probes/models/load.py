@@ -255,7 +255,6 @@ def _from_memory(
 ) -> View:
     from transformers import PreTrainedModel
 
-    from .hooks import Origin
     from .split import is_split, weights
     from .structure import keeps_state, moved, structure
     from .wrappers import unwrapped
@@ -300,9 +299,8 @@ def _from_memory(
                 f"{option} '{asked}' would move a {kind} that accelerate has split; "
                 "leave it out, or load the checkpoint's folder"
             )
-    # Bridges of fused projections hold copies of them.
-    copied = moves or (lens and not is_bridge)
-    view.origin = Origin(given, shared=not (copied and whole))
+    if not (moves or (lens and not is_bridge)):  # weights of its own
+        view.follow(given)
     return view
 
 

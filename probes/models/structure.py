@@ -13,15 +13,12 @@ import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.hooks import ModelHook
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-from ..errors import InputError, reason
-from .families import Family
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 KNOWN = ("torch", "transformers")  # packages whose modules a family's blocks are made of
@@ -88,7 +85,7 @@ class _Copy:
         if kind in CONTAINERS:
             return self._container(x)
         if getattr(kind, "model_type", None) is not None and hasattr(x, "to_dict"):  # transformers' configuration
-            return self._keep(x, _configuration(x))
+            return self._keep(x, copy.deepcopy(x))
         if isinstance(x, nn.Parameter):  # accelerate makes new "meta" parameters in every pass: the copy has its own
             return self._keep(x, copy.deepcopy(x)) if x.is_meta else self._stored(x)
         runs = f"{kind.__module__}.".startswith(self._packages) and kind.__new__ is object.__new__
@@ -160,100 +157,3 @@ class _Copy:
         if isinstance(forward := vars(made).get("forward"), FunctionType):
             vars(made)["forward"] = self._function(forward)
         return made
-
-
-def _configuration(config: Any) -> Any:
-    """The copy of a configuration, all of which results record."""
-    for name, value in vars(config).items():
-        try:
-            copy.deepcopy(value)
-        except Exception as error:  # whatever an object says that cannot be copied
-            raise InputError(
-                f"config.{name} holds what cannot be copied ({reason(error)}); take it off the config, "
-                "or keep it on the model"
-            ) from None
-    return copy.deepcopy(config)
-
-
-def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
-    """The blocks of a shadow that a pass runs; its configuration comes to say so, too.
-
-    A block, or a part of one, may stand at several places: each gets modules of its own, over the same weights. Some
-    families stop at the configuration's number of blocks, where a list is longer.
-
-    Raises:
-        InputError: no block, or the model itself does not run with this list.
-    """
-    listed, config = getattr(decoder, family.blocks), decoder.config
-    if not isinstance(listed, nn.Module):
-        raise InputError(f"the model's blocks are in a {type(listed).__name__}; put them into a torch.nn.ModuleList")
-    listed = cast(nn.ModuleList, listed)  # or what holds blocks as such a list does
-    seen: set[int] = set()
-    for name, block in listed._modules.items():
-        if seen & set(map(id, block.modules())):
-            listed._modules[name] = structure(block)
-        seen |= set(map(id, listed._modules[name].modules()))
-    called = list(listed) if len(listed) == config.num_hidden_layers else _called(decoder, listed)
-    if not called:
-        raise InputError(f"the {config.model_type} has no blocks; give a model that has some")
-    kinds, config.num_hidden_layers = getattr(config, "layer_types", None), len(called)
-    if kinds is not None:
-        config.layer_types = kinds[: len(called)]
-    if family.rotated is not None:  # blocks keep that wherever they stand
-        attentions = [attention_of(block, n, family) for n, block in enumerate(called)]
-        flags = [int(getattr(one, "original_component", one).use_rope) for one in attentions]
-        setattr(config, family.rotated, flags)
-    whole = isinstance(listed, nn.ModuleList) and len(called) == len(listed)
-    return listed if whole else nn.ModuleList(called)
-
-
-def attention_of(block: nn.Module, layer: int, family: Family) -> Any:
-    """A block's attention itself, whatever modules of a caller's are around block or attention.
-
-    Raises:
-        InputError: the block has none.
-    """
-    outer = next((part for part in block.modules() if family.attention in part._modules), None)
-    within = () if outer is None else getattr(outer, family.attention).modules()
-    found = next((part for part in within if {family.output, "o"} & set(part._modules)), None)
-    if found is None:
-        raise InputError(
-            f"block {layer} is a {type(block).__qualname__} without attention ('{family.attention}'); take what does "
-            "nothing out of the model's list, or give a model whose blocks have attention"
-        )
-    return found
-
-
-def _called(decoder: Any, blocks: nn.ModuleList) -> list[nn.Module]:
-    """Those of the blocks that a pass runs."""
-    called: list[nn.Module] = []
-    handles = [block.register_forward_pre_hook(lambda module, args: called.append(module)) for block in blocks]
-    ids = torch.zeros(1, 2, dtype=torch.long, device=next(decoder.parameters()).device)
-    try:
-        with torch.no_grad():
-            decoder(input_ids=ids, use_cache=False)
-    except (IndexError, ValueError, KeyError) as error:
-        raise InputError(
-            f"the model has {len(blocks)} blocks where its config says {decoder.config.num_hidden_layers}, and does not "
-            f"run so ({reason(error)}); make num_hidden_layers and the config's lists by block agree with it"
-        ) from None
-    finally:
-        for handle in handles:
-            handle.remove()
-    return called
-
-
-def output_head(model: Any) -> nn.Module:
-    """What makes next-token logits of normed rows.
-
-    Raises:
-        InputError: the model has no such thing.
-    """
-    head, vocabulary = model.get_output_embeddings(), model.config.vocab_size
-    if head is None or isinstance(head, nn.Identity) or getattr(head, "out_features", vocabulary) < vocabulary:
-        raise InputError(
-            f"the {type(model).__name__} has no output head, so that it gives no logits of next tokens; give the model with "
-            "its head (AutoModelForCausalLM), or ask for what is read off the stream: readout residual or normed, no "
-            "effect, no erase"
-        )
-    return head

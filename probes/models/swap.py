@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, get_args
@@ -15,7 +14,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..run.precision import double, precise
 from .checks import check_id
-from .edited import Edited, unheard
+from .edited import Change, Edited, unheard
 from .given import takes_model
 from .view import Edit, View
 
@@ -27,113 +26,82 @@ PARTS: tuple[str, ...] = get_args(Part)
 EMBEDDING_NUMBERS = 1 << 22  # of embeddings averaged at a time: 16 MiB in float32, however large the vocabulary
 
 
-@dataclass(frozen=True)
-class Swap:
-    """A `Change` at position 0; see `swapped`."""
+class _Other:
+    """What stands at position 0 instead: a vector for prompts, as far as the dose leaves their own."""
 
-    replacement: Replacement
-    seed: int
-    layer: int
-    part: Part
-    dose: float
-    reference: Tensor | None  # [prompt, position], for a mean stream
-    made: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)  # means, once they are known
+    def __init__(
+        self, model: View, replacement: Replacement, layer: int, dose: float, seed: int, reference: Any
+    ) -> None:
+        self.replacement, self.dose, self.seed = replacement, dose, seed
+        if isinstance(replacement, int):
+            self.vector = model.trace(model.embed(torch.tensor([[replacement]]))).residual[layer][0, 0]
+        elif replacement == "mean" and layer:
+            streams = (model.trace(model.embed(row[None])).residual[layer][0, 1:] for row in reference)
+            self.vector = torch.stack([double(stream).mean(0) for stream in streams]).mean(0)
+        elif replacement == "mean":
+            self.vector = mean_embedding(model)
 
-    @property
-    def said(self) -> str:
-        """Empty for the embedding alone, which results say as `replacement`."""
-        if (self.layer, self.part, self.dose) == (0, "stream", 1.0):
-            return ""
-        dose = f"{self.dose:g} of " if self.dose != 1 else ""
-        return f"{dose}{self.replacement} as {self.part} of position 0 from block {self.layer}"
-
-    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> Tensor | None:
-        if self.layer or self.part != "stream":
-            return None
-        if isinstance(self.replacement, int) or self.replacement == "drawn":
-            changed = tokens.clone()
-            changed[:, 0] = self._ids(model, tokens)
-            other = model.embed(changed)  # positions and scales are those of any token
-            return other if self.dose == 1 else torch.lerp(model.embed(tokens), other, self.dose)
-        self._prepare(model)
-        embedded = model.embed(tokens).clone()  # views may hand out what they keep
-        embedded[:, :1] = self._mixed(embedded[:, :1])
-        return embedded
-
-    def edits(self, model: View, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
-        self._prepare(model)
-        stream = Edit("residual", self.layer, self._mixed, position=0)
-        if self.part == "stream":
-            return [stream] if self.layer else []
-        taken: dict[tuple[str, int], Tensor] = {}
-
-        def take(site: str, layer: int, tensor: Tensor) -> Tensor:
-            taken[site, layer] = tensor.detach()
-            return tensor
-
-        # Position 0 sees itself alone, so that a pass of it alone makes the keys and values that it would have had.
-        wanted = [site for site in ("key", "value") if self.part in ("both", f"{site}s")]
-        layers = range(self.layer, model.spec.blocks)
-        taking = [Edit(site, layer, partial(take, site, layer)) for layer in layers for site in wanted]  # type: ignore[arg-type]
-        with unheard(model):
-            model.residual(embeddings[:, :1], edits=[stream, *taking])
-
-        own: dict[int, Tensor] = {}  # position 0's values, which it goes on reading itself
-
-        def give(site: str, layer: int, tensor: Tensor) -> Tensor:
-            if site == "value":
-                own[layer] = tensor
-            return taken[site, layer].to(tensor).expand_as(tensor)
-
-        def keep(layer: int, output: Tensor) -> Tensor:
-            return own[layer].repeat_interleave(output.shape[1] // own[layer].shape[1], 1)
-
-        found = [Edit(site, layer, partial(give, site, layer), position=0) for site, layer in taken]  # type: ignore[arg-type]
-        return found + [
-            Edit("output", layer, partial(keep, layer), position=0) for site, layer in taken if site == "value"
-        ]
-
-    def on(self, fresh: View) -> Swap:
-        return replace(self, made={})
-
-    def _ids(self, model: View, tokens: Int[Tensor, "batch position"]) -> Tensor:
-        """What stands at position 0: "drawn" is another token for every prompt, whatever the other prompts of its batch."""
+    def ids(self, model: View, tokens: Int[Tensor, "batch position"]) -> Tensor:
+        """Tokens: "drawn" is another one for every prompt, whatever the other prompts of its batch."""
         if isinstance(self.replacement, int):
             return torch.full_like(tokens[:, 0], self.replacement)
         seeds = [[self.seed, *row] for row in tokens.tolist()]
         return torch.tensor([int(np.random.default_rng(seed).integers(model.spec.vocabulary)) for seed in seeds])
 
-    def _prepare(self, model: View) -> None:
-        """Take what passes of their own give; an edit cannot, in the middle of another pass."""
-        if not self.made and self.replacement not in ("zero", "random"):
-            with unheard(model):
-                self.made["vector"] = self._vector(model)
+    def embedded(self, model: View, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
+        """What block 0 reads."""
+        if isinstance(self.replacement, int) or self.replacement == "drawn":
+            changed = tokens.clone()
+            changed[:, 0] = self.ids(model, tokens)
+            other = model.embed(changed)  # positions and scales are those of any token
+            return other if self.dose == 1 else torch.lerp(model.embed(tokens), other, self.dose)
+        embedded = model.embed(tokens).clone()  # views may hand out what they keep
+        embedded[:, :1] = self(embedded[:, :1])
+        return embedded
 
-    def _mixed(self, own: Float[Tensor, "batch one d"]) -> Tensor:
-        """The prompts' own vectors at position 0, as far as the dose leaves them."""
-        other = self._vectors(own)
-        return other.expand_as(own) if self.dose == 1 else torch.lerp(own, other.expand_as(own), self.dose)
-
-    def _vectors(self, own: Float[Tensor, "batch one d"]) -> Tensor:
-        """What takes the place of the prompts' own vectors at position 0; broadcasts to them."""
+    def __call__(self, prompts: Float[Tensor, "batch one d"]) -> Float[Tensor, "batch one d"]:
+        """In the place of the prompts' own vectors."""
         if self.replacement == "zero":
-            return torch.zeros_like(own)
-        if self.replacement == "random":
+            other = torch.zeros_like(prompts)
+        elif self.replacement == "random":
             # The same direction for every prompt and batch: the other prompts of a batch make no difference.
             generator = torch.Generator().manual_seed(self.seed)
-            direction = torch.randn(own.shape[-1], generator=generator, dtype=torch.float64)
-            direction = (direction / direction.norm()).to(precise(own.device))
-            return (double(own).norm(dim=-1, keepdim=True) * direction).to(own)
-        return self.made["vector"].to(own)
+            direction = torch.randn(prompts.shape[-1], generator=generator, dtype=torch.float64)
+            direction = (direction / direction.norm()).to(precise(prompts.device))
+            other = (double(prompts).norm(dim=-1, keepdim=True) * direction).to(prompts)
+        else:
+            other = self.vector.to(prompts).expand_as(prompts)
+        return other if self.dose == 1 else torch.lerp(prompts, other, self.dose)
 
-    def _vector(self, model: View) -> Float[Tensor, " d"]:
-        if isinstance(self.replacement, int):
-            return model.trace(model.embed(torch.tensor([[self.replacement]]))).residual[self.layer][0, 0]
-        if not self.layer:
-            return mean_embedding(model)
-        assert self.reference is not None
-        streams = (model.trace(model.embed(row[None])).residual[self.layer][0, 1:] for row in self.reference)
-        return torch.stack([double(stream).mean(0) for stream in streams]).mean(0)
+
+def _read_alone(model: View, stream: Edit, part: Part, embeddings: Float[Tensor, "batch position d"]) -> list[Edit]:
+    """Edits by which other positions read keys or values of another stream at position 0, which itself stays as it is."""
+    taken: dict[tuple[str, int], Tensor] = {}
+
+    def take(site: str, layer: int, tensor: Tensor) -> Tensor:
+        taken[site, layer] = tensor.detach()
+        return tensor
+
+    # Position 0 sees itself alone, so that a pass of it alone makes the keys and values that it would have had.
+    wanted: Any = [site for site in ("key", "value") if part in ("both", f"{site}s")]
+    layers = range(stream.layer, model.spec.blocks)
+    taking = [Edit(site, layer, partial(take, site, layer)) for layer in layers for site in wanted]
+    with unheard(model):
+        model.residual(embeddings[:, :1], edits=[stream, *taking])
+
+    values: dict[int, Tensor] = {}  # position 0's own, which it goes on reading itself
+
+    def give(site: str, layer: int, tensor: Tensor) -> Tensor:
+        if site == "value":
+            values[layer] = tensor
+        return taken[site, layer].to(tensor).expand_as(tensor)
+
+    def keep(layer: int, output: Tensor) -> Tensor:
+        return values[layer].repeat_interleave(output.shape[1] // values[layer].shape[1], 1)
+
+    given = [Edit(site, layer, partial(give, site, layer), position=0) for layer in layers for site in wanted]
+    kept = [Edit("output", layer, partial(keep, layer), position=0) for layer in layers if "value" in wanted]
+    return [*given, *kept]
 
 
 @takes_model
@@ -191,15 +159,27 @@ def swapped(
         raise InputError(
             f"the mean of what block {layer} reads is taken over prompts; give reference=probes.prompts(model)"
         )
-    return Edited(model, Swap(replacement, seed, layer, part, float(dose), reference))
+    whole = part == "stream"
+
+    def edits(model: View, other: _Other, embeddings: Tensor) -> list[Edit]:
+        stream = Edit("residual", layer, other, position=0)
+        return ([stream] if layer else []) if whole else _read_alone(model, stream, part, embeddings)
+
+    def prepared(model: View) -> _Other:
+        return _Other(model, replacement, layer, float(dose), seed, reference)
+
+    share = "" if dose == 1 else f"{dose:g} of "
+    usual = (layer, part, dose) == (0, "stream", 1)  # which results say as `replacement`
+    said = "" if usual else f"{share}{replacement} as {part} of position 0 from block {layer}"
+    embedded = None if layer or not whole else lambda model, other, tokens: other.embedded(model, tokens)
+    return Edited(model, Change(said, edits, prepared, embedded, replacement))
 
 
 def unswapped(model: View) -> View:
     """The same view with the model's own position 0; other changes of it stay."""
-    if not (isinstance(model, Edited) and any(isinstance(change, Swap) for change in model.changes)):
+    if not (isinstance(model, Edited) and any(change.replacement is not None for change in model.changes)):
         return model
-    others = [change for change in model.changes if not isinstance(change, Swap)]
-    return reduce(lambda view, change: Edited(view, change.on(view)), others, model.original)
+    return reduce(Edited, [change for change in model.changes if change.replacement is None], model.original)
 
 
 def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
