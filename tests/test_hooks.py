@@ -10,7 +10,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from families import BLOCKS, DIFFERENT, FAMILIES, VOCABULARY, attention, blocks
+from families import BLOCKS, FAMILIES, VOCABULARY, attention, blocks
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
