@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import toy.experiments.experiment as experiment
 import toy.figures.masks
 import toy.figures.sheet
-from probes import figures
+from probes import charts, figures
 from probes.results.dataset import load
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
@@ -80,6 +80,7 @@ def test_texts_of_toys_figures(name, monkeypatch, tmp_path):
     found: list[Figure] = []
     for module in (toy.figures.masks, toy.figures.sheet):
         monkeypatch.setattr(module, "save_figure", lambda figure, *_, **__: found.append(figure))
+    monkeypatch.setattr(charts, "save", lambda figure, path: found.append(figure) or ())
     experiment.draw(name, load(REPORTS / "toy" / f"{name}.nc"), tmp_path / name)
     assert found
     assert [fault for figure in found for fault in faults(figure)] == []

@@ -18,9 +18,10 @@ from probes.measures.jacobian import jacobian
 from probes.models.fresh import fresh_model, initialization_of
 from probes.models.load import fresh, load
 from probes.results.ushape import shape_of
-from toy.experiments import births
-from toy.experiments.births import Settings, kernel, rule_of
-from toy.experiments.births_claims import fitted, regressed
+from toy.experiments.births import Settings, rule_of
+from toy.experiments.births import training as births
+from toy.experiments.births.slopes import fitted, regressed
+from toy.experiments.births.training import kernel
 from toy.experiments.experiment import run
 from toy.pretrain import pretrain
 
@@ -214,7 +215,7 @@ def everything():
     )
 
 
-IDS = {f"{x}-{end}" for x in ("follows", "early", "from-flat") for end in (*births.ENDS, "primacy-behind-0")}
+IDS = {f"{x}-{end}" for x in ("follows", "from-flat") for end in (*births.ENDS, "primacy-behind-0")}
 
 
 def test_all_statements_hold_where_they_do(everything):
@@ -236,7 +237,7 @@ def test_statements_fail_where_nothing_follows_and_are_open_where_noise_is_large
 
     none = verdicts("births", changed(everything, "primacy", forgotten(0.01)), "births-")
     assert {name for name, holds in none.items() if holds is False} == {
-        f"{x}-primacy" for x in ("follows", "early", "from-flat")
+        f"{x}-primacy" for x in ("follows", "from-flat")
     }
     noisy = verdicts("births", changed(everything, "recency", forgotten(2.0)), "births-")
     assert (noisy["follows-recency"], noisy["follows-primacy"]) == (None, True)

@@ -9,7 +9,8 @@ import torch
 from tiny_runs import changed, claims, made_up, put, questioned, verdicts
 
 from toy.experiments import exchanges as module
-from toy.experiments.exchanges import Exchange, Settings, circle, exchanges, on_fresh, passing
+from toy.experiments.circles import Exchange, circle, exchanges, passing
+from toy.experiments.exchanges import Settings, on_fresh
 from toy.train import logits, train
 
 rng = np.random.default_rng(0)
@@ -163,7 +164,7 @@ def everything():
 def test_all_statements_hold_where_they_do(everything):
     found = verdicts("exchanges", everything, prefix="liu4-exchanges-")
     assert [name for name, holds in found.items() if holds is not True] == []
-    assert len(found) == 11
+    assert len(found) == 7
 
 
 @pytest.mark.parametrize(
@@ -172,11 +173,7 @@ def test_all_statements_hold_where_they_do(everything):
         ("roundness", lambda x: x + 0.5, {"circle", "circle-of-embeddings"}),
         ("rate", lambda x: x * [-1, 1], {"change-places"}),
         ("rate", lambda x: x[:, :, ::-1], {"decay-fewer-exchanges"}),
-        ("spiked", lambda x: x - 0.7, {"each-a-spike"}),
         ("spiked_chance", lambda x: x + 0.9, {"at-spikes"}),
-        ("excess", lambda x: x - 0.2, {"loss-high"}),
-        ("passing", lambda x: x * [1, 1, 0.5, 1, 1], {"cost"}),
-        ("gap_spread", lambda x: x + 0.2, {"even"}),
         ("gap_spread", lambda x: x[:, :, :1] + 0 * x, {"decay-more-even"}),
     ],
 )
@@ -191,13 +188,12 @@ def test_toys_blind_to_order_are_not_judged(everything):
     found = {claim.id: claim for claim in claims("exchanges", one)}
     assert {claim.verdict for claim in found.values()} == {"holds"}
     assert "stream off" not in found["liu4-exchanges-circle"].measured
-    assert "stream off" in found["liu4-exchanges-even"].measured
+    assert "stream on" in found["liu4-exchanges-circle"].measured
     found = {claim.id: claim for claim in claims("exchanges", changed(one, "picked", put(slice(None), 1, 0, to=0.4)))}
-    assert found.pop("liu4-exchanges-even").verdict == "holds"
     assert {claim.verdict for claim in found.values()} == {"not trained"}
-    assert "learning rate 0.1, schedule constant: 0.400 [0.400, 0.400]" in found["liu4-exchanges-cost"].measured
+    assert "learning rate 0.1, schedule constant: 0.400 [0.400, 0.400]" in found["liu4-exchanges-circle"].measured
 
 
 def test_other_settings_are_not_judged(everything):
     slow = verdicts("exchanges", everything.sel(learning_rate=[0.01]), prefix="liu4-exchanges-")
-    assert slow == dict.fromkeys(slow, None) | {"even": True}
+    assert set(slow.values()) == {None}

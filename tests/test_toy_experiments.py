@@ -130,13 +130,8 @@ def test_any_part_of_a_result_is_judged_by_the_same_statements(name, tmp_path_fa
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("retrieval", "limit"),
         ("previous-token", "positions"),
-        ("exchanges", "passing"),
-        ("remarks", "share_loss"),
         ("rollout", ["outside", "decay_curve", "rope_curve"]),
-        ("petroglyph", "difference"),
-        ("births", "kernel"),
     ],
 )
 def test_figures_want_their_own_result(name, missing, tmp_path_factory, tmp_path):
@@ -226,7 +221,7 @@ def test_less_is_measured_where_less_is_asked_for(name, fields, missing, tmp_pat
         ("retrieval", {"layers": ()}, "layers=nothing"),
         ("retrieval", {"steps": 5}, "steps=5 is too few; give at least 20"),
         ("retrieval", {"schedule": "linear"}, "schedule='linear'"),
-        ("retrieval", {"vocabulary": 1}, "vocabulary=1 leaves nothing"),
+        ("retrieval", {"vocabulary": 1}, "vocabulary=1 is too few; give at least 2"),
         ("previous-token", {"context": 2}, "context=2 is too few; give at least 3"),
         ("previous-token", {"grid_contexts": (4, 2)}, "grid_contexts=2 is too few; give at least 3"),
         ("previous-token", {"residual": "maybe"}, "residual=maybe is no switch; give on or off"),

@@ -8,12 +8,7 @@ embeddings are apart.
 
 Weights are kept every few steps. Of each kept step:
 
-- a circle is fitted to the rows of a table (least squares of `|p|^2 = 2 p . c + const`): `roundness`, the deviation of the
-  radius over its mean, and `gap_spread`, that of the angles between neighbours (0 where they are even, near 1 where angles
-  are drawn at random);
-- an exchange is a pair of tokens of which one was more than half a mean gap ahead of the other and is then as far behind it,
-  without going round: tokens that only jostle do not count. It is dated halfway between. All but their number is told of
-  exchanges in the unembedding;
+- circles and exchanges, as `circles` defines them; all but their number is told of exchanges in the unembedding;
 - losses are those of fresh sequences, the same at every step, so that what moves is the model.
 
 What exchanges have to do with the loss is told from `SETTLED` of the training on, where circles are there. Chance is what
@@ -23,25 +18,35 @@ It is the baseline of the loss at exchanges, and of the share of exchanges that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from scipy.ndimage import median_filter
 
+from probes.charts import BLUE, GREY, VERMILLION, Series, curves, sheet
+from probes.claims.claim import Claim
+from probes.claims.ledger import Source
+from probes.claims.rules import Test, above, below
 from probes.errors import InputError
+from probes.results.statistics import over_runs
+from probes.results.tables import Table, number
 
 from ..model import Switches, forward
 from ..train import Trained, seed_of
 from . import previous_token
+from .circles import Exchange, circle, exchanges, passing
 from .experiment import Work
 from .in_context import stacked_on
+from .learnt import in_order
 from .previous_token import SCHEDULES, SWITCH, TEST_BLOCK, rightly_picked, spikes
+from .rules import Judged, by_parts, judged, need, over_told, places, ranged, setting
 from .sweep import Cells, Measure, Part, axes, each_at_least, each_distinct, sweep
 
 TABLES = ("embedding", "unembedding")
@@ -101,26 +106,12 @@ class Settings:
 QUICK = Settings(learning_rate=(0.1,), residual=("off",), seeds=2, steps=3000, points=60, test=512, shifts=100)
 
 
-class Exchange(NamedTuple):
-    """Two tokens that changed places, and when: the index of a kept step."""
-
-    at: int
-    one: int
-    other: int
-
-
 def measure(settings: Settings, work: Work) -> xr.Dataset:
     """Train all models and follow their tokens.
 
     Returns:
-        Over `DIMS`: `roundness`, `gap_spread [..., table, point]`; `exchanges [..., point]`, since the point before; of
-        fresh sequences `loss [..., point]` and `picked [..., point]`, see `previous_token.rightly_picked`. From `SETTLED` of
-        the training on: `rate [..., table]`, exchanges per 1,000 steps; `spikes`, how many (`previous_token.spikes`), and
-        `spiked`, the share of exchanges within `NEAR` steps of a spike's beginning; `excess` of the loss at exchanges over
-        its running median; `spiked_chance` and `excess_chance`, means of both at shifted times, `excess_scatter`, the
-        deviation of the latter; `passing [..., who, lag]`, loss of the two tokens and of all others around exchanges.
-        `frame_rows [frame, token, axis]`, `frame_loss [frame]`, `frame_step`, `frame_pair [who2]`: the exchange of one model
-        that cost its tokens most.
+        Over `DIMS` what `measures` below lists; points are steps of curves, lags steps from an exchange. What is told of
+        spikes and chance is from `SETTLED` of the training on; `frames`: the exchange that cost one model's tokens most.
     """
     s = settings
     kept = np.arange(0, s.steps + 1, s.every)
@@ -208,35 +199,6 @@ def _rows(model: Trained, name: str, kept: np.ndarray) -> Float[np.ndarray, "ste
     return tables.swapaxes(1, 2) if name == "unembedding" else tables
 
 
-def circle(
-    rows: Float[np.ndarray, "step token axis"],
-) -> tuple[Float[np.ndarray, " step"], Float[np.ndarray, " step"], Float[np.ndarray, "step token"]]:
-    """(roundness, spread of gaps, angles about the centre) of the circle fitted to the points of each step."""
-    fit = np.concatenate([2 * rows, np.ones_like(rows[..., :1])], -1)
-    centre = (np.linalg.pinv(fit) @ np.square(rows).sum(-1)[..., None])[:, None, :2, 0]
-    off = rows - centre
-    radius, angles = np.hypot(off[..., 0], off[..., 1]), np.arctan2(off[..., 1], off[..., 0])
-    order = np.sort(angles, 1)
-    gaps = np.diff(np.concatenate([order, order[:, :1] + 2 * np.pi], 1), axis=1)
-    return radius.std(1) / radius.mean(1), gaps.std(1) / gaps.mean(1), angles
-
-
-def exchanges(angles: Float[np.ndarray, "step token"]) -> list[Exchange]:
-    """Pairs that change places, by date: by more than half a mean gap before and after, and not around the far side."""
-    count = angles.shape[1]
-    found = []
-    for one in range(count - 1):
-        ahead = angles[:, one, None] - angles[:, one + 1 :]
-        ahead = (ahead + np.pi) % (2 * np.pi) - np.pi
-        for other, lead in enumerate(ahead.T, one + 1):
-            clear = np.flatnonzero(np.abs(lead) > np.pi / count)
-            turned = np.flatnonzero(np.sign(lead[clear[1:]]) != np.sign(lead[clear[:-1]]))
-            for before, after in zip(clear[turned], clear[turned + 1], strict=True):
-                if max(abs(lead[before]), abs(lead[after])) < np.pi / 2:
-                    found.append(Exchange(int(before + after) // 2, one, other))
-    return sorted(found)
-
-
 def on_fresh(
     model: Trained, kept: np.ndarray, test: int
 ) -> tuple[Float[np.ndarray, "step token"], Float[np.ndarray, " step"]]:
@@ -285,20 +247,180 @@ def _beside(
     return told | {"spiked": near[dates].mean(), "spiked_chance": near[shifted].mean()}
 
 
-def passing(
-    found: Sequence[Exchange], by_token: Float[np.ndarray, "step token"], lags: np.ndarray
-) -> tuple[Float[np.ndarray, "who lag"], Float[np.ndarray, " exchange"]]:
-    """(mean loss of the two tokens and of all others around exchanges, what each exchange cost its two tokens).
+# -- what a result says
 
-    The cost is their loss on the day less that in the outer half of the window. Exchanges too near to the end have NaN.
-    """
-    curves, costs = [], np.full(len(found), np.nan)
-    outer = np.abs(lags) > lags[-1] / 2
-    for n, one in enumerate(found):
-        if one.at + lags[0] < 0 or one.at + lags[-1] >= len(by_token):
-            continue
-        around = by_token[one.at + lags]
-        own = around[:, [one.one, one.other]].mean(1)
-        costs[n] = own[lags == 0][0] - own[outer].mean()
-        curves.append([own, (around.sum(1) - 2 * own) / (around.shape[1] - 2)])
-    return (np.mean(curves, 0) if curves else np.full((2, len(lags)), np.nan)), costs
+ROUND = 0.1  # roundness of what counts as a circle, ours
+KINDS = ("residual", "learning_rate", "schedule")
+FAST, VOCABULARY = 0.1, 100
+BESIDE = {
+    "spikes": "spikes",
+    "spiked": "near a spike",
+    "spiked_chance": "at shifted times",
+    "excess": "loss over its median",
+    "excess_chance": "at shifted times",
+}
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """The circles, and what exchanges have to do with the loss: medians over seeds."""
+    circles, beside = [], []
+    for labels, of in places(ds, *KINDS):
+        end = of.isel(point=-1)
+        by_table = [end[name].sel(table=table) for name in ("roundness", "gap_spread") for table in TABLES]
+        circles.append([*map(str, labels), *map(_median, (end["loss"], end["picked"], *by_table))])
+        rates = [of["rate"].sel(table=table) for table in TABLES]
+        cost = over_told(_passing_cost(of), "+.3f")
+        beside.append([*map(str, labels), *map(_median, (*rates, *(of[name] for name in BESIDE))), cost])
+    columns = (
+        "loss, nat",
+        "right of its own tokens",
+        *(f"{of}, {table}" for of in ("radius", "gaps") for table in TABLES),
+    )
+    names = (*(f"per 1,000 steps, {table}" for table in TABLES), *BESIDE.values(), "cost to the two, nat")
+    end = (
+        "Circles at the end of training: deviation over mean of the radius and of neighbours' gaps (medians over seeds)"
+    )
+    late = f"Exchanges after {SETTLED:.0%} of the training (medians over seeds; the cost to the two tokens: mean over runs)"
+    return [Table(end, (*KINDS, *columns), circles), Table(late, (*KINDS, *names), beside)]
+
+
+def _median(values: xr.DataArray) -> str:
+    known = values.values[np.isfinite(values.values)]
+    return number(np.median(known), ".3g") if known.size else "-"
+
+
+def _passing_cost(ds: xr.Dataset) -> xr.DataArray:
+    """[..., seed]: what the two tokens lose on the day, over the outer half of the window."""
+    two = ds["passing"].sel(who="the two")
+    return two.sel(lag=0) - two.where(abs(two["lag"]) > two["lag"].max() / 2).mean("lag")
+
+
+COLORS = {"constant": VERMILLION, "cosine": BLUE}
+CAPTION = (
+    "Residual stream {}, learning rate {:g}: medians of {} seeds, and their range. Radius of the embedding: dotted."
+)
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """Circles and exchanges over training, and the loss around an exchange, at the last learning rate; one exchange."""
+    residual, rate = str(ds["residual"].values[0]), float(ds["learning_rate"].values[-1])
+    at, x = ds.sel(residual=residual, learning_rate=rate), ds["point"].values
+    figure, cells = sheet(2, 2, caption=CAPTION.format(residual, rate, ds.sizes["seed"]))
+    for schedule, color in ((str(name), COLORS[str(name)]) for name in ds["schedule"].values):
+        of = at.sel(schedule=schedule)
+        for table, line in zip(TABLES, (":", "-"), strict=True):
+            label = "" if line == ":" else f"{schedule} rate"
+            radius = of["roundness"].sel(table=table).transpose("seed", "point")
+            curves(cells[0, 0], [ranged(label, radius, color, x=x, line=line)])
+        each = of["exchanges"].transpose("seed", "point").values * 1000 / np.diff(x, prepend=0)
+        curves(cells[0, 1], [ranged(f"{schedule} rate", each[:, 1:], color, x=x[1:])])
+        passed = of["passing"].dropna("seed").transpose("who", "seed", "lag")
+        for runs, line in zip(passed, ("-", ":"), strict=True):
+            if len(runs.seed):
+                who = f"{runs.who.item()}, {schedule}"
+                curves(cells[1, 0], [ranged(who, runs, color, x=ds["lag"].values, line=line)])
+    cells[0, 0].set(xlabel="step", ylabel="radius: deviation / mean", ylim=(0, 1.5))
+    cells[0, 1].set(xlabel="step", ylabel="exchanges per 1,000 steps")
+    cells[0, 1].set_yscale("symlog", linthresh=10)
+    cells[1, 0].set(xlabel="steps from the exchange", ylabel="loss by token (nat)")
+    if "frame_rows" in ds:
+        _exchange(cells[1, 1], ds)
+    else:
+        cells[1, 1].set_axis_off()
+    return {"": figure}
+
+
+def _exchange(cell: Any, ds: xr.Dataset) -> None:
+    """The unembedding's rows, and the paths of two tokens around the exchange that cost them most."""
+    rows, steps = ds["frame_rows"].values, ds["frame_step"].values
+    curves(cell, [Series("other tokens", rows[-1, :, 1], GREY, x=rows[-1, :, 0], line="", marker=".")])
+    for token, color in zip(ds["frame_pair"].values.tolist(), (VERMILLION, BLUE), strict=True):
+        path = rows[:, token]
+        curves(cell, [Series("", path[:, 1], color, x=path[:, 0], width=0.8)])
+        curves(cell, [Series(f"token {token}", path[-1:, 1], color, x=path[-1:, 0], line="")])
+    cell.set(xlabel=f"unembedding, steps {steps[0]:,} to {steps[-1]:,}", xticks=[], yticks=[], aspect="equal")
+
+
+# -- statements, at the post's learning rate with spikes: 0.1, constant
+
+liu: Any = Source("[Liu-4]", "liu4-exchanges")
+TASK = "In the previous-token task (V = 100, C = 4, width 2)"
+OVER = "95 % interval over runs, with and without residual stream"
+CIRCLE = f"the deviation of the radius over its mean at the end is below {ROUND:g}, a threshold of ours: {OVER}"
+CHANGES = f"exchanges per 1,000 steps after {SETTLED:.0%} of the training are above 0"
+SPIKES = (
+    f"the share of exchanges within {NEAR} steps of a spike's beginning, less that at shifted times, is above 0: {OVER}"
+)
+DECAY = f"with a learning rate of 0.1 that falls to 0, less that at a constant 0.1, is below 0, seed by seed: {OVER}"
+
+
+def claims(ds: xr.Dataset) -> list[Claim]:
+    """The statements, judged in every setting whose toys know the order of their tokens."""
+    return judged(liu, ds, **in_order(ds))
+
+
+def _fast(ds: xr.Dataset, schedule: str = "constant") -> xr.Dataset:
+    need(FAST in ds["learning_rate"].values, schedule in ds["schedule"].values, setting(ds, "vocabulary") == VOCABULARY)
+    return ds.sel(learning_rate=FAST, schedule=schedule)
+
+
+def _by_residual(
+    values: xr.DataArray, test: Callable[..., Test], than: float, form: str = ".3g", end: str = ""
+) -> Judged:
+    """Whether the mean over runs is above or below a number, with residual stream and without."""
+    parts = []
+    for (residual,), runs in places(values.dropna("residual", how="all"), "residual"):
+        runs = runs.dropna("seed")
+        words = f"residual stream {residual}: {over_told(runs, form)}{end.format(runs.size)}"
+        parts.append((words, test(over_runs(runs.values), than)))
+    return by_parts(parts)
+
+
+def circles(ds: xr.Dataset, table: str) -> Judged:
+    """The points of a table lie on a circle at the end."""
+    return _by_residual(_fast(ds)["roundness"].sel(table=table).isel(point=-1), below, ROUND)
+
+
+def changes(ds: xr.Dataset, table: str) -> Judged:
+    """Tokens change places."""
+    return _by_residual(_fast(ds)["rate"].sel(table=table), above, 0)
+
+
+# The source speaks of the embeddings; the rows of the unembedding are what a linear readout has to set apart.
+for _suffix, _kind, _words, _table in (
+    ("-unembedding", "ours", "rows of the unembedding", "unembedding"),
+    ("", "published", "token embeddings", "embedding"),
+):
+    _where: dict[str, Any] = {"kind": _kind, "table": _table}
+    _circle, _lie = "circle" if _suffix else "circle-of-embeddings", f"{TASK} the {_words} lie on a circle."
+    liu(_circle, "", _lie, rule=f"of the {_words} {CIRCLE}; learning rate 0.1", **_where)(circles)
+    _move = f"{TASK} {_words} change places at learning rate 0.1."
+    liu(f"change-places{_suffix}", "", _move, rule=f"{CHANGES}, of the {_words}: {OVER}", **_where)(changes)
+
+
+@liu("at-spikes", "", f"{TASK} the loss spikes where tokens change places.", rule=f"in runs with spikes, {SPIKES}")
+def at_spikes(ds: xr.Dataset) -> Judged:
+    """In runs with spikes, more exchanges stand at them than chance has."""
+    fast = _fast(ds)
+    more = (fast["spiked"] - fast["spiked_chance"]).where(fast["spikes"] > 0)
+    return _by_residual(more, above, 0, "+.3f", " in {} runs")
+
+
+FEWER = f"{TASK} learning rate decay keeps tokens from changing places."
+EVENER = f"{TASK} learning rate decay lets tokens come to even distances on their circle."
+GAPS = "the deviation of neighbours' angles over their mean, in the unembedding at the end"
+
+
+@liu("decay-fewer-exchanges", "", FEWER, rule=f"exchanges per 1,000 steps in the unembedding {DECAY}", of="rate")
+@liu("decay-more-even", "", EVENER, rule=f"{GAPS}, {DECAY}", of="gap_spread")
+def decay_lowers(ds: xr.Dataset, of: str) -> Judged:
+    """With a rate that falls, less than with a constant one, seed by seed."""
+    constant, falling = (
+        _fast(ds, schedule)[of].sel(table="unembedding").isel(point=-1, missing_dims="ignore")
+        for schedule in ("constant", "cosine")
+    )
+    parts = []
+    for (residual,), less in places((falling - constant).dropna("residual", how="all"), "residual"):
+        words = " to ".join(over_told(runs.sel(residual=residual)) for runs in (constant, falling))
+        parts.append((f"residual stream {residual}: {words}", below(over_runs(less.values), 0)))
+    return by_parts(parts)

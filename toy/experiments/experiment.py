@@ -6,7 +6,7 @@ An experiment is one module, `toy.experiments.NAME` with underscores:
   two cores;
 - `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
 - from the result alone `tables(ds) -> list[Table]`, `claims(ds) -> list[Claim]`, its statements judged (`rules.Source`),
-  and `draw(ds, path) -> list[Path]`, its figures.
+  and `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
 import xarray as xr
 
+from probes import charts
 from probes.claims.claim import Claim
 from probes.errors import InputError
 from probes.results.dataset import attributes, commands_in, made_with, save
@@ -109,9 +109,10 @@ def reading(name: str) -> Any:
 def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
     """Draw an experiment's figures; the files written. Raises as `experiment`."""
     module = experiment(name)
-    if not hasattr(module, "draw") and find_spec(figures := module.__name__.replace("experiments", "figures")):
-        module = import_module(figures)
-    return module.draw(ds, path)
+    if hasattr(module, "charts"):
+        figures = {path.with_name(path.name + end): figure for end, figure in module.charts(ds).items()}
+        return [file for base, figure in figures.items() for file in charts.save(figure, base)]
+    return import_module(module.__name__.replace("experiments", "figures")).draw(ds, path)
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:

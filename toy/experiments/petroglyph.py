@@ -25,9 +25,11 @@ import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional
 
+from probes.charts import BLUE, DOTTED, FAINT, GREEN, GREY, INK, ORANGE, VERMILLION, Series, curves, dots, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import range_told
@@ -38,7 +40,7 @@ from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
 from .experiment import Work
-from .rules import Judged, decided, each_above, judged, known, need, over_told, variable
+from .rules import Judged, decided, each_above, judged, known, need, over_told, ranged, variable
 from .sweep import Cells, Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 EPS = float(np.finfo(np.float64).eps)
@@ -108,7 +110,7 @@ class Settings:
 
     def architecture(self, **kind: Any) -> Architecture:
         """A model of a kind, with a residual stream unless it says otherwise."""
-        sizes = {"heads": self.heads, "width": self.width, "length": self.length}
+        sizes: dict[str, Any] = {"heads": self.heads, "width": self.width, "length": self.length}
         sizes |= {"vocabulary": self.vocabulary, "outputs": self.vocabulary}
         decay = self.decay if kind["positional"] == "decay" else None
         return Architecture(blocks=kind.pop("layers"), decay=decay, **(sizes | kind))
@@ -316,6 +318,48 @@ def tables(ds: xr.Dataset) -> list[Table]:
 def _range(values: np.ndarray) -> str:
     low, high = (f"{x:.2g}" for x in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
+
+
+# The kinds whose training is drawn; the blind ones lie on one another, and both are seen.
+DRAWN: dict[Kind, tuple[str, Any]] = {
+    TWO: (BLUE, "-"),
+    (1, "causal", "learned"): (GREEN, "-"),
+    ONE: (VERMILLION, "-"),
+    FULL: (ORANGE, DOTTED),
+}
+FLOOR = 0.1  # eps; smaller changes, and none, are drawn there
+CAPTION = "Left: what lies in the shade is rounding. Right: medians of {} seeds and their range, on mirrored pairs."
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """Change of the last output under permuted prefixes by kind of model; accuracy while the demonstration trains."""
+    shown = [kind for kind in kinds(ds) if kind[2] == "none" or kind[:2] == (1, "causal")] or kinds(ds)
+    figure, ((exact, course),) = sheet(1, 2, height=3.4, caption=CAPTION.format(ds.sizes["seed"]))
+    changes = [fresh(ds, "difference", *kind).ravel() for kind in shown]
+    after = [known(trained, ds, "trained_difference", *kind) for kind in shown]
+    ends = np.array([np.nan if of is None else max(float(of.max()), FLOOR) for of in after])
+    of_fresh = ranged("fresh", np.maximum(changes, FLOOR).T, GREY)
+    dots(
+        exact,
+        [_name(kind) for kind in shown],
+        [of_fresh, Series("trained", ends, INK, marker="D", filled=False)],
+        zero=False,
+    )
+    exact.axvspan(FLOOR / 2, ROUNDING, color=FAINT, zorder=0, linewidth=0)
+    exact.set(xscale="log", xlabel="change of the last output (eps)", xticks=[1, 1e4, 1e8, 1e12, 1e16])
+    for kind, (color, line) in DRAWN.items():
+        if (accuracy := known(trained, ds, "accuracy", *kind)) is not None:
+            runs = accuracy.transpose("seed", "step")
+            curves(course, [ranged(_name(kind), runs, color, x=ds["step"].values, line=line)])
+    course.set_xscale("symlog", linthresh=1)
+    course.minorticks_off()
+    course.set(xlabel="training step", ylabel="accuracy", ylim=(0.45, 1.02))
+    return {"": figure}
+
+
+def _name(kind: Kind) -> str:
+    layers, mask, positional = kind
+    return f"{layers} layer{'s' * (layers > 1)}, {mask}, {'no encoding' if positional == 'none' else positional}"
 
 
 # -- statements: the claim in its two halves, fresh and trained, and what controls it

@@ -14,6 +14,7 @@ Everything else is the main variant of `previous_token`: no residual stream, an 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple, cast
@@ -21,16 +22,25 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
+from matplotlib.figure import Figure
 
+from probes.charts import CYCLE, curves, dots, sheet
+from probes.claims.claim import Claim
+from probes.claims.ledger import Source
+from probes.claims.rules import SURE, Test, above, below, every, near, range_told, some
 from probes.errors import InputError
 from probes.results.curves import spearman
+from probes.results.statistics import between_runs, over_runs
+from probes.results.tables import Table
 
 from ..model import Kernel
 from ..tasks import Copying
 from ..train import Run, Trained
 from . import previous_token
 from .experiment import Work
+from .learnt import in_order
 from .previous_token import picked, relative_perplexity
+from .rules import Judged, at, judged, need, over_told, places, ranged, setting, variable
 from .sweep import Measure, Part, each, each_at_least, each_distinct, sweep
 
 
@@ -141,3 +151,139 @@ def length_rank(model: Trained) -> float:
     task: Any = model.run.task
     rows: Float[np.ndarray, "token axis"] = model.weights["embedding"].double().numpy()
     return spearman(task.shares.double().numpy(), np.linalg.norm(rows - rows.mean(0), axis=1))
+
+
+# -- what a result says
+
+SHARES = {
+    "share_loss": "loss, nats",
+    "even_loss": "loss, all tokens alike",
+    "picked": "right of its own tokens",
+    "length_rank": "rank correlation of share and length",
+}
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """Perplexity by case, losses by exponent: medians over seeds with their range."""
+    rates = [f"rate {rate:g}" for rate in ds["learning_rate"].values]
+    perplexity = 1 + setting(ds, "vocabulary") * ds["relative"]
+    rows = [
+        [name, *(range_told(x) for _, x in places(of, "learning_rate"))] for (name,), of in places(perplexity, "case")
+    ]
+    names = [name for name in SHARES if name in ds]
+    shares = [
+        [f"{power:g}", f"{rate:g}", *(range_told(of[name], ".3f") for name in names)]
+        for (power, rate), of in places(ds[names], "by_share", "learning_rate")
+    ]
+    columns = ("power of the share", "rate", *(SHARES[name] for name in names))
+    return [
+        Table("Perplexity: median over seeds (range)", ("model", *rates), rows),
+        Table("Learning rate by a token's share: median over seeds (range)", columns, shares),
+    ]
+
+
+CAPTION = "Medians of {} seeds and their range, on fresh sequences; perplexities are cut off at {:g} above 1."
+LEAST = 1e-12  # of a relative perplexity
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """(perplexity - 1) / V of every case, and losses against the power of a token's share; a colour per learning rate."""
+    figure, (cells,) = sheet(1, 2, height=4.2, caption=CAPTION.format(ds.sizes["seed"], LEAST))
+    rates = dict(zip(ds["learning_rate"].values.tolist(), CYCLE, strict=False))
+    relative = ds["relative"].clip(LEAST).transpose("seed", ...)
+    cases = [
+        ranged(f"rate {rate:g}", relative.sel(learning_rate=rate), color, marker="o") for rate, color in rates.items()
+    ]
+    dots(cells[0], [str(name) for name in ds["case"].values], cases, zero=False)
+    cells[0].set(xscale="log", xlabel="(perplexity - 1) / V")
+    losses = [
+        ranged(f"rate {rate:g}, {words}", ds[name].sel(learning_rate=rate).transpose("seed", ...), color, line=line)
+        for (name, words, line) in (("share_loss", "as drawn", "-"), ("even_loss", "all tokens alike", ":"))
+        for rate, color in rates.items()
+    ]
+    curves(cells[1], [replace(loss, x=ds["by_share"].values, marker="o") for loss in losses])
+    cells[1].set(xlabel="power of the share", ylabel="loss (nats)", xticks=ds["by_share"].values)
+    cells[1].set_ylim(bottom=0)
+    return {"": figure}
+
+
+# -- statements
+
+liu: Any = Source("[Liu-4]", "liu4-remarks")
+POST, SHARED = (30, 4), (100, 4)  # vocabulary and context of the post's main variant, and of tokens with unequal shares
+AXIS = "In the previous-token task positions along one axis suffice (V = 30, C = 4)"
+NEAR_1 = (
+    "at some learning rate the 95 % interval over runs of the perplexity lies within a quarter of 1, at widths 2 and 10"
+)
+ON_AXIS = [f"width {width} with positions on 1 axis" for width in (2, 10)]
+UNEQUAL = "In the previous-token task with tokens drawn by shares of 1 / rank (V = 100, C = 4, width 2)"
+LENGTHS = f"{UNEQUAL} tokens of different frequency have embeddings of different length."
+RATES = f"{UNEQUAL} learning rates that follow the tokens' frequency do better than one rate for all"
+DIFFERS = (
+    "Spearman's correlation of a token's share and its embedding's distance from the mean embedding differs from 0, by the "
+    "95 % interval over runs, at every learning rate"
+)
+BETTER = (
+    "for some power of the share and some learning rate, the loss is below that with one rate for all at the same learning "
+    "rate, by the 95 % interval of Welch's t over runs"
+)
+
+
+def claims(ds: xr.Dataset) -> list[Claim]:
+    """The statements, judged by toys that know the order of their tokens."""
+    return judged(liu, ds, **in_order(ds))
+
+
+@liu(
+    "one-axis",
+    "",
+    f"{AXIS} if the attention kernel is chosen appropriately: by distances.",
+    rule=NEAR_1,
+    cases=[f"{x} and distance attention" for x in ON_AXIS],
+)
+@liu("one-axis-inner", "", f"{AXIS} with the usual inner product, too.", rule=NEAR_1, kind="ours", cases=ON_AXIS)
+def suffices(ds: xr.Dataset, cases: list[str]) -> Judged:
+    """The task is done in all of these cases, at the better of the learning rates."""
+    need((setting(ds, "vocabulary"), setting(ds, "context")) == POST)
+    words, tests = [], []
+    for (name,), of in places(1 + POST[0] * variable(ds, "relative", case=cases), "case"):
+        by_rate = [(rate, runs) for (rate,), runs in places(of, "learning_rate")]
+        words.append(f"{name}: " + ", ".join(f"{over_told(runs)} at rate {rate:g}" for rate, runs in by_rate))
+        tests.append(some([near(over_runs(runs.values), 1.0) for _, runs in by_rate]))
+    return Judged("; ".join(words), every(tests)(SURE))
+
+
+@liu("lengths", "", LENGTHS, rule=DIFFERS)
+def lengths(ds: xr.Dataset) -> Judged:
+    """Frequent tokens lie further out than rare ones, or less far."""
+    words, tests = [], []
+    for (rate,), of in places(_shares_of(ds, "length_rank").sel(by_share=0.0), "learning_rate"):
+        words.append(f"{over_told(of, '+.2f')} at rate {rate:g}")
+        tests.append(some([above(over_runs(of.values), 0), below(over_runs(of.values), 0)]))
+    return Judged("; ".join(words), every(tests)(SURE))
+
+
+EVEN = f"the same of the loss on sequences of tokens with equal shares: {BETTER}"
+
+
+@liu("rates", "", f"{RATES}.", rule=BETTER, loss="share_loss")
+@liu("rates-even", "", f"{RATES} where all tokens count alike.", rule=EVEN, kind="ours", loss="even_loss")
+def rates(ds: xr.Dataset, loss: str) -> Judged:
+    """Some power of the share does better than none."""
+    words: list[str] = []
+    tests: list[Test] = []
+    for (rate,), of in places(_shares_of(ds, loss), "learning_rate"):
+        by_power = [(power, runs) for (power,), runs in places(of, "by_share")]
+        shown = ", ".join(f"power {power:g}: {over_told(runs, '.3f')}" for power, runs in by_power)
+        words.append(f"rate {rate:g}: {shown}")
+        equal = of.sel(by_share=0.0).values
+        tests += [below(between_runs(runs.values, equal), 0) for power, runs in by_power if not math.isclose(power, 0)]
+    need(tests)
+    return Judged(f"{'; '.join(words)} nats", some(tests)(SURE))
+
+
+def _shares_of(ds: xr.Dataset, name: str) -> xr.DataArray:
+    need((setting(ds, "share_vocabulary"), setting(ds, "context")) == SHARED)
+    values = variable(ds, name).dropna("learning_rate", how="any")  # rates at which toys of some power failed
+    need(values.size)
+    return at(values, by_share=[0.0, *np.setdiff1d(ds["by_share"].values, 0.0)])

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import xarray as xr
 
+from probes.charts import Series
 from probes.claims.claim import Claim, Statement, Verdict
 from probes.claims.ledger import Source
 from probes.claims.rules import SURE, Test, above, every, told
@@ -212,3 +213,9 @@ def places(values: Part, *dims: str) -> Iterator[tuple[tuple[Any, ...], Part]]:
     """(labels, values there) along these dimensions, the last one's fastest."""
     for labels in product(*(values.coords[dim].values.tolist() for dim in dims)):
         yield labels, values.sel(dict(zip(dims, labels, strict=True)))
+
+
+def ranged(label: str, values: xr.DataArray | np.ndarray, color: str, **look: Any) -> Series:
+    """Medians of values [seed, x], with their range as a band, for `probes.charts`."""
+    values = np.asarray(values)
+    return Series(label, np.median(values, 0), color, values.min(0), values.max(0), **look)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
+from probes.charts import CYCLE, DASHED, DOTTED, GREY, Series, curves, pictures, sheet
 from probes.claims.claim import Claim, Verdict
+from probes.claims.ledger import Source
 from probes.claims.rules import SURE, every
 from probes.results.tables import Table, number
 
-from .learnt import PASSED, by_stream, scaled
+from .learnt import PASSED, by_stream, gate, name_of, scaled
 from .position_bias import architecture_of
-from .rules import Judged, at, by_parts, decided, each_above, judge, need, over_told, places, setting
+from .rules import (
+    OVER_RUNS,
+    Judged,
+    at,
+    by_parts,
+    decided,
+    each_above,
+    judged,
+    need,
+    over_told,
+    places,
+    ranged,
+    setting,
+)
 from .sinks import uniform_sink
 
-__all__ = ["PASSED", "claims", "kinds", "tables"]
 KINDS = ("scale", "data", "depth", "positional", "residual")
 WIDTH = 2  # of a model whose mask alone matters
 
@@ -60,13 +76,6 @@ def tables(ds: xr.Dataset) -> list[Table]:
             rows.append([*map(str, kind.values()), mask, *first, f"{sink[other]:.3f} at {other}", accuracy])
     columns = ("first token", "before training", "even weights", "alpha [Gu]", "highest other", "accuracy")
     return [Table("Sink metric, means over seeds", (*KINDS, "mask", *columns), rows)] if rows else []
-
-
-def claims(ds: xr.Dataset, **shared: Any) -> list[Claim]:
-    """The statements, for each scale and depth by itself; `shared` as in `rules.judge`."""
-    pairs = [(scale, depth) for (scale, depth), _ in places(ds["gap"], "scale", "depth")]
-    toys = [{"scale": scale, "depth": depth, "scaled": scaled(scale)} for scale, depth in pairs]
-    return judge(__name__, ds, lists={"kind_of_toy": toys}, **shared)
 
 
 def size_of(mask: str) -> int:
@@ -132,6 +141,78 @@ def shared_by_prefix(ds: xr.Dataset, scale: str, depth: int, mask: str, position
         said = f"{name}: lowest of the prefix {_told(least)}, highest after it {_told(after)}"
         found.append((said, each_above(least - after)))
     return by_parts(found)
+
+
+METRIC = "sink metric (fraction of queries that give a position a weight above tau)"
+FIRST = f"the {METRIC} at the first token is above that of every other, {OVER_RUNS}"
+RISES = (
+    f"the {METRIC} at the first token rises with every wider window, {OVER_RUNS}, and so does alpha of [Gu]; undecided "
+    "where the two disagree, since the metric divides by the queries that see the token, and alpha by all"
+)
+SHARED = f"the least {METRIC} within the prefix is above the highest after it, {OVER_RUNS}, for every prefix"
+
+
+def claims(ds: xr.Dataset, **shared: Any) -> list[Claim]:
+    """The statements, for each scale and depth by itself; `shared` as in `rules.verdicts`."""
+    wu: Any = Source("[Wu] K.4", "wu-toy-sink")
+    for (scale, depth), _ in places(ds["gap"], "scale", "depth"):
+        of, toys = replace(wu, suffix=f"{scale}-{depth}"), {"scale": scale, "depth": depth}
+        where = f"({depth} blocks, {scaled(scale)})."
+        causal, window, prefix = ({"mask": mask, **toys} for mask in ("causal", "window", "prefix"))
+        claim = f"In toys under a causal mask the sink is the first token {where}"
+        of("first-token", "", claim, rule=f"{FIRST}. {PASSED}", **causal)(first_is_largest)
+        made = "The sink of toys under a causal mask, their first token, is made by training: fresh weights give less"
+        rule = f"the {METRIC} at the first token rises in training, {OVER_RUNS}. {PASSED}"
+        ours = replace(of, name="[Wu] K.4, read on", kind="ours")
+        ours("made-by-training", "", f"{made} {where}", rule=rule, **causal)(made_by_training)
+        claim = f"In toys under sliding windows the first token is the sink as well {where}"
+        of("first-token-window", "", claim, rule=f"{FIRST}, under every window. {PASSED}", **window)(first_is_largest)
+        claim = f"The smaller a toy's sliding window, the weaker the sink at the first token {where}"
+        of("weaker-with-window", "", claim, rule=f"{RISES}. {PASSED}", **window)(weaker_with_window)
+        claim = f"In toys under a prefix mask all tokens of the prefix are sinks {where}"
+        of("shared-by-prefix", "", claim, rule=f"{SHARED}. {PASSED}", **prefix)(shared_by_prefix)
+    return judged(wu, ds, **shared)
+
+
+# -- charts
+
+CAPTION = (
+    "{}, medians of {} seeds and their range: share of the queries that see a key which give it more than {:g}. Dotted: "
+    "even weights. Patterns: the last block, one sequence."
+)
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """The metric along keys by mask, of every kind of toys without encoding on Gaussian data; the first has no suffix."""
+    chosen = [kind for kind in kinds(ds) if (kind["positional"], kind["data"]) == ("none", "gaussian")]
+    ends = [f"-{of['scale']}-{of['depth']}{'-residual' * (of['residual'] == 'on')}" for of in chosen]
+    return {end * (n > 0): _chart(ds, of) for n, (end, of) in enumerate(zip(ends, chosen, strict=True))}
+
+
+def _chart(ds: xr.Dataset, of: dict[str, Any]) -> Figure:
+    """The metric along keys under the causal mask before and after training, under windows, under prefixes; patterns."""
+    by_mask, learnt = masks_of(ds, of), gate(ds)[1].sel(of | {"training": "unbiased"})
+    seeds = next(iter(by_mask.values())).sizes["seed"]
+    groups: dict[str, dict[str, xr.Dataset]] = {}
+    for mask in sorted(by_mask, key=lambda name: (name != "causal", name.partition("-")[0] == "prefix", size_of(name))):
+        if mask != "full":
+            groups.setdefault(mask.partition("-")[0], {})[mask] = by_mask[mask]
+    rows = -(-(len(groups) + 1) // 2)
+    figure, cells = sheet(rows, 2, caption=CAPTION.format(name_of(of), seeds, setting(ds, "tau")))
+    for cell, shown in zip(cells.flat, groups.values(), strict=False):
+        for (mask, models), color in zip(shown.items(), CYCLE, strict=False):
+            below = ", below the gate" * (str(learnt.sel(mask=mask).item()) != "trained")
+            curves(cell, [ranged(mask.replace("-", " ") + below, models["sink"].transpose("seed", "key"), color)])
+            curves(cell, [Series("", models["even"].values, color, line=DOTTED, width=0.9)])
+            if mask == "causal":
+                curves(cell, [ranged("before training", models["fresh"].transpose("seed", "key"), GREY, line=DASHED)])
+        cell.set(xlabel="key", ylabel="sink metric", xticks=range(0, ds.sizes["key"], 4))
+    few = {mask: models for shown in groups.values() for mask, models in [*shown.items()][:1]}
+    last = [models["pattern"].isel(seed=0, layer=-1).values for models in few.values()]
+    pictures(cells.flat[len(groups)], last, [mask.replace("-", " ") for mask in few])
+    for cell in cells.flat[len(groups) + 1 :]:
+        cell.set_visible(False)
+    return figure
 
 
 def _told(values: xr.DataArray) -> str:

@@ -15,15 +15,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from probes.charts import save
 from probes.figures.style import BLACK, BLUE, DPI, FADED, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, WIDEST
 from probes.results.gate import TRAINED
 
+from ..experiments import sinks_claims
 from ..experiments.learnt import BLIND, ENCODINGS, STREAMS, gate
 from ..experiments.position_bias import ITEMS, PAIRS
 from ..experiments.position_bias_claims import FEWEST, over_seeds
 from ..experiments.rules import places
 from ..tasks import InContext
-from . import sinks
 from .sheet import entry, files, grid, ranged, sheet
 
 PAIR_COLORS = dict(zip(PAIRS, (BLUE, ORANGE, SKY), strict=True))
@@ -364,4 +365,5 @@ def draw(ds: xr.Dataset, path: Path) -> list[Path]:
             add(position_bias_curves_figure, at | {"mask": mask}, *own, "curves")
             if "course_novel" in ds:
                 add(position_bias_learning_figure, at | {"mask": mask}, *own, "learning")
-    return [*written, *sinks.draw(ds, path.with_name(f"{path.name}-sinks"))]
+    sinks = {path.with_name(f"{path.name}-sinks{end}"): figure for end, figure in sinks_claims.charts(ds).items()}
+    return [*written, *(file for base, figure in sinks.items() for file in save(figure, base))]

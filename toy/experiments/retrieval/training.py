@@ -1,14 +1,4 @@
-"""Loss of retrieving the token at one position, against that position [Liu-7].
-
-Ten random tokens, and a model of its own for each position k that is trained to predict the k-th of them behind the last
-one; no positional encoding, one causal head. What a model cannot know shows as a loss that stays up: the post's curves are
-single runs, here each point has several seeds. Settings that the post does not give (optimizer, steps) have a value
-whose choice is written beside it.
-
-"Converged" is a model whose loss no longer falls: the mean loss of the last twentieth of the training is at most `STILL`
-nats below that of the twentieth before the last quarter. A model that still falls is trained anew with twice the steps, the
-learning rate falling more slowly, at most `rounds` times.
-"""
+"""The retrieval models: their settings, training, losses on fresh sequences, and what no reader gets below."""
 
 from __future__ import annotations
 
@@ -27,12 +17,12 @@ from torch.nn import functional
 from probes.errors import InputError
 from probes.measures.jacobian import jacobian
 
-from ..model import Architecture, AttentionSwitch, initial
-from ..tasks import Copying
-from ..train import Run, Schedule, Trained, logits
-from ..view import Toy
-from .experiment import Work
-from .sweep import Measure, Part, axes, each, each_at_least, each_distinct, sweep
+from ...model import Architecture, AttentionSwitch, initial
+from ...tasks import Copying
+from ...train import Run, Schedule, Trained, logits
+from ...view import Toy
+from ..experiment import Work
+from ..sweep import Measure, Part, axes, each, each_at_least, each_distinct, sweep
 
 CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
 STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
@@ -69,18 +59,15 @@ class Settings:
     def __post_init__(self) -> None:
         each_distinct(self, "layers", "width", "residual", "feed_forward", "target")
         each_at_least(self, 1, "seeds", "sequences", "batch")
+        each_at_least(self, 2, "vocabulary", "context")
         each_at_least(self, CURVE_POINTS, "steps")
         each_at_least(self, 0, "rounds")
-        for name in ("vocabulary", "context"):
-            if getattr(self, name) < 2:
-                raise InputError(f"{name}={getattr(self, name)} leaves nothing to retrieve; give at least 2")
-        beyond = [k for k in self.target if not 0 <= k < self.context]
-        if beyond:
+        if beyond := [k for k in self.target if not 0 <= k < self.context]:
             raise InputError(f"target {beyond[0]} is no position of {self.context}; give from 0 to {self.context - 1}")
-        if self.seeds > 1:
-            replace(self, seeds=1)  # of any number of seeds, one says it all
-        else:
+        if self.seeds == 1:
             self.runs()  # architectures, rates and schedules refuse what cannot be
+        else:
+            replace(self, seeds=1)  # of any number of seeds, one says it all
 
     def cells(self) -> list[tuple[int, int, bool, bool, int, int]]:
         """All models, as values of `DIMS`."""
@@ -101,25 +88,18 @@ class Settings:
 
 
 def architecture(
-    layers: int,
-    width: int,
-    residual: bool,
-    feed_forward: bool,
-    vocabulary: int,
-    context: int,
-    attention: str = "softmax",
+    layers: int, width: int, residual: bool, feed_forward: bool, tokens: int, length: int, attention: str = "softmax"
 ) -> Architecture:
-    """Of one kind of model."""
-    return Architecture(
-        blocks=layers,
-        width=width,
-        length=context,
-        vocabulary=vocabulary,
-        outputs=vocabulary,
-        residual=residual,
-        feed_forward=feed_forward,
-        attention=cast(AttentionSwitch, attention),
-    )
+    """Of one kind of model, for sequences of so many tokens of so many kinds."""
+    sizes: dict[str, int] = {
+        "blocks": layers,
+        "width": width,
+        "length": length,
+        "vocabulary": tokens,
+        "outputs": tokens,
+    }
+    how = cast(AttentionSwitch, attention)
+    return Architecture(**sizes, residual=residual, feed_forward=feed_forward, attention=how)
 
 
 def fresh_profile(kind: Architecture, seed: int) -> Float[np.ndarray, " position"]:
@@ -130,16 +110,7 @@ def fresh_profile(kind: Architecture, seed: int) -> Float[np.ndarray, " position
     return np.sqrt((found**2).mean(0))
 
 
-QUICK = Settings(
-    layers=(1, 2),
-    residual=(False,),
-    feed_forward=(False,),
-    seeds=2,
-    target=(0, 1, 4, 8, 9),
-    steps=1500,
-    rounds=0,
-    sequences=4096,
-)
+QUICK = Settings((1, 2), (2, 10), (False,), (False,), 2, (0, 1, 4, 8, 9), steps=1500, rounds=0, sequences=4096)
 
 
 def measure(settings: Settings, work: Work) -> xr.Dataset:
@@ -153,12 +124,15 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         `limit [reader, target]`: what no reader of that kind gets below (`limits`).
     """
     s, runs = settings, settings.runs()
-    trained = work.train("retrieval", runs, s.steps)
-    losses, errors = evaluate(trained, s.sequences, work)
-    curves = np.stack([curve(model) for model in trained])
-    found = {"loss": losses, "loss_error": errors, "loss_first": losses.copy(), "curve": curves}
-    found |= {"fall": fall(curves), "trained": np.full(len(runs), s.steps)}
-    longer(found, runs, s, work)
+    values = trained_once(runs, s.steps, s, work)
+    values |= {"loss_first": values["loss"].copy(), "trained": np.full(len(runs), s.steps)}
+    for times in (2**n for n in range(1, s.rounds + 1)):
+        if not (still := np.flatnonzero(values["fall"] > STILL)).size:
+            break
+        again = trained_once([runs[i] for i in still.tolist()], s.steps * times, s, work, f" {times} times")
+        values["trained"][still] = s.steps * times
+        for name in ("loss", "loss_error", "fall"):
+            values[name][still] = again[name]
     readers = limits(s.vocabulary, s.context)
     single = np.float32
     measures = {
@@ -172,31 +146,28 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
     known = [((reader,), {"limit": [least[k] for k in s.target]}) for reader, least in readers.items()]
     return sweep(
         axes(s, *DIMS) | {"step": _ends(s.steps)[1:], "reader": list(readers)},
-        Part(DIMS, measures, each(s.cells(), **found)),
+        Part(DIMS, measures, each(s.cells(), **values)),
         Part(("reader",), {"limit": Measure("least loss of a reader of this kind", "nat", ("target",))}, known),
         attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
     )
 
 
-def longer(found: dict[str, np.ndarray], runs: Sequence[Run], s: Settings, work: Work) -> None:
-    """Train those that still fall anew, and put what they then give in their places."""
-    for times in (2**n for n in range(1, s.rounds + 1)):
-        if not (still := np.flatnonzero(found["fall"] > STILL)).size:
-            return
-        again = work.train(f"retrieval {times} times", [runs[i] for i in still.tolist()], s.steps * times)
-        found["loss"][still], found["loss_error"][still] = evaluate(again, s.sequences, work)
-        found["fall"][still] = fall(np.stack([curve(model) for model in again]))
-        found["trained"][still] = s.steps * times
+def trained_once(runs: Sequence[Run], steps: int, s: Settings, work: Work, label: str = "") -> dict[str, np.ndarray]:
+    """Train every run for so many steps: its losses, its curve, and what that falls by in the last quarter."""
+    models = work.train(f"retrieval{label}", runs, steps)
+    losses, errors = evaluate(models, s.sequences, work)
+    curves = np.stack([curve(model) for model in models])
+    return {
+        "loss": losses,
+        "loss_error": errors,
+        "curve": curves,
+        "fall": curves[:, -1 - CURVE_POINTS // 4] - curves[:, -1],
+    }
 
 
 def curve(model: Trained) -> Float[np.ndarray, " step"]:
     """The training loss, mean over each of `CURVE_POINTS` equal parts, nats."""
     return np.array([float(model.losses[a:b].mean()) for a, b in pairwise(_ends(len(model.losses)))])
-
-
-def fall(curves: Float[np.ndarray, "*model step"]) -> Float[np.ndarray, "*model"]:
-    """What curves of `CURVE_POINTS` fall by in the last quarter, nats."""
-    return curves[..., -1 - CURVE_POINTS // 4] - curves[..., -1]
 
 
 def _ends(steps: int) -> np.ndarray:
