@@ -23,7 +23,7 @@ from probes.measures.mechanism import Differentiable, constant_first, traced
 from probes.measures.retrieval import memory, retrieval
 from probes.models.behind import Asked, Row
 from probes.models.view import Edit, View
-from probes.run.reporting import Report
+from probes.run.progress import Tally
 from probes.studies.retrieval import retrieval as study
 from probes.theory.kernel import second_moment
 
@@ -86,7 +86,7 @@ def embedded(model: View, context: tuple[int, ...]) -> tuple[Tensor, float]:
 
 
 def measured(model: View, made: Couple, *, fisher: bool = True) -> dict[str, np.ndarray]:
-    return traced(model, made, 0, DEPTHS, asked(made), fisher=fisher, seed=[1, 2], report=Report(None))
+    return traced(model, made, 0, DEPTHS, asked(made), fisher=fisher, seed=[1, 2], report=Tally(None))
 
 
 @pytest.mark.parametrize("family", list(NORMS))
@@ -207,7 +207,7 @@ def test_norm_and_fisher_are_right_in_the_mean(monkeypatch):
     model = view("llama")
     made = couple(model.spec.vocabulary)
     one, context = asked(made)[0], made.contexts[0]
-    found = traced(model, made, 0, DEPTHS[:1], [one], fisher=True, seed=[3], report=Report(None))
+    found = traced(model, made, 0, DEPTHS[:1], [one], fisher=True, seed=[3], report=Tally(None))
     text = torch.tensor([[*context, *one.question]])
     exact = probes.jacobian(model, text, method="exact")["sensitivity"].values[0, : len(context), None]
     x, unit = embedded(model, context)
@@ -237,7 +237,7 @@ def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
         for n, depth in enumerate(depths):
             line = exact[1 + depth * LINE : 1 + (depth + 1) * LINE].mean() * unit**2 / float(h @ h)
             squares[:, n] += line / (len(depths) - 1) * (asks != depth), line / len(depths)
-    found = mechanism.behind_lists(model, made, 0, np.array(depths), seed=[4], report=Report(None))
+    found = mechanism.behind_lists(model, made, 0, np.array(depths), seed=[4], report=Tally(None))
     np.testing.assert_allclose(found["lines"], squares[0], rtol=0.06)
     assert not np.allclose(found["lines"], squares[1], rtol=0.06)
 

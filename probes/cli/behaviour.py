@@ -62,7 +62,7 @@ def retrieval(target: Target, recalled: Recalled, running: Running) -> None:
     from ..studies.retrieval import retrieval_report
     from ..studies.runner import written_files
 
-    with progress(recalled.contexts) as advance:
+    with progress() as advance:
         how = running.values() | {"advance": advance, "told": remark}
         results = study(target.sources, target.out, recalled.values(), **how)
     print_report(retrieval_report(results))

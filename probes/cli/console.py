@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..run import processes
-from ..run.progress import TOLD_AFTER, TOLD_SHARE, Advance, Course, duration
+from ..run.progress import Advance, Course, duration
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from ..results.tables import Report
 
 WIDEST = 120  # columns of running text
-ALL = "all"  # the bar of everything
+EVERY = 30.0  # seconds between two lines of progress, where there is no terminal
+SHOWN_AFTER = 2.0  # seconds until the time that is left is shown: that of shorter work is seen soon enough
 
 
 class Standing:
@@ -77,58 +76,55 @@ def standing() -> Iterator[Standing]:
 
 
 @contextmanager
-def progress(
-    prompts: int | None = None, *, alike: bool = True, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Advance]:
-    """Progress bars on stderr, one per label, from the first call on, so that bad input ends in a single line.
+def progress(*, alike: bool = True, clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
+    """How far a command is, on stderr: a bar in a terminal, elsewhere a line each `EVERY` seconds.
 
-    Several units also have a bar together, with the time that is left for all of them. Once the first of `prompts` is
-    measured, one line says how long everything takes, or that unit if no others were announced. Of units that take very
-    different times (`alike=False`) no time is said. Of several processes only the first shows its progress.
+    It appears with the first call, so that bad input ends in a single line. Of several processes only the first shows it.
+    `alike`: as of `Course`.
     """
     if not processes.first():
         yield lambda *_: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-    bars = _Bars(Progress(*columns, console=Console(stderr=True)), prompts, clock, alike)
+    shown = _Shown(alike=alike, clock=clock)
     try:
-        yield bars
+        yield shown
     finally:
-        if bars.tasks:
-            bars.shown.stop()
+        if shown.bar is not None:
+            shown.bar.stop()
 
 
-class _Bars(Course):
-    def __init__(self, shown: Progress, prompts: int | None, clock: Callable[[], float], alike: bool) -> None:
-        super().__init__(clock)
-        self.shown, self.tasks, self._alike, self._told = shown, dict[str, Any](), alike, set[str]()
-        self._first = processes.count() / prompts if prompts else TOLD_SHARE
-        self._measured = "on the first prompt" if prompts else "so far"
+class _Shown(Course):
+    """A `Course` that shows itself."""
+
+    bar: Any = None  # of rich, in a terminal
+    _last: float | None = None  # when a line was printed
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
         super().__call__(label, done, total)
-        self.shown.start()
-        left = self.left if self._alike else None
-        said = f"{duration(left)} left" if left else ""
-        if len(self.units) > 1:
-            self._show(ALL, self.done, 1.0, said)
-            said = ""
-        for other in self.tasks.keys() - {ALL, label}:
-            self.shown.update(self.tasks[other], left="")
-        self._show(label, done, total, said)
-        of = "" if self._expected else f"{label}: "  # what nobody expected is followed, and told, by itself
-        new = of not in self._told and not self._before  # resumed trainings come in leaps, and tell nothing
-        if new and left and self.spent >= TOLD_AFTER and self.share(label) >= self._first:
-            self._told.add(of)
-            remark(f"{of}about {duration(self.spent + left)} in all, as measured {self._measured}")
+        # A part of a unit has a label of its own, and no time that is known.
+        share, left = (self.done, self.left) if label in self.units else (done / total if total else 1.0, None)
+        time_left = f", about {duration(left)} left" if left and self.spent >= SHOWN_AFTER else ""
+        if sys.stderr.isatty():
+            self._show(label, share, time_left.removeprefix(", "))
+        elif self._clock() - (self._last or self._start) >= EVERY:
+            self._last = self._clock()
+            remark(f"{label}: {share:.0%} done{time_left}")
 
-    def _show(self, label: str, done: float | int, total: float | int, left: str) -> None:
-        if label not in self.tasks:
-            self.tasks[label] = self.shown.add_task(label, left="")
-        self.shown.update(self.tasks[label], completed=done, total=total, left=left if done < total else "")
+    def _show(self, label: str, share: float, time_left: str) -> None:
+        if self.bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[left]}"),
+            )
+            self.bar = Progress(*columns, console=Console(stderr=True))
+            self.bar.add_task(label, total=1.0, left="")
+            self.bar.start()
+        self.bar.update(self.bar.task_ids[0], description=label, completed=share, left=time_left)
 
 
 def given() -> str:

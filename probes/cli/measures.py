@@ -63,7 +63,7 @@ def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: 
 
     if not target.models:
         remark("no model given: measuring tiny-llama")
-    with progress(prompts.prompts) as advance:
+    with progress() as advance:
         results = run(one, target.sources, target.out, options, prompts, loading, advance=advance, remark=remark)
     shown = headlines(one, results, SHOWN)
     print_table(shown.columns, shown.rows)

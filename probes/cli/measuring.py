@@ -116,7 +116,7 @@ def _study(name: Any, target: Target, running: Running, settings: Mapping[str, A
     from ..studies.study import Settings, study
 
     chosen = Settings(**settings)
-    with progress(chosen.prompts) as advance:
+    with progress() as advance:
         options = {"name": name, "advance": advance, "told": remark, **running.values(), **more}
         return study(target.sources, target.out, chosen, **options)
 
@@ -283,7 +283,7 @@ def _survey(
     from ..studies.runner import written_files
     from ..studies.survey import PROBES, survey
 
-    with progress(source.prompts) as advance:
+    with progress() as advance:
         how = source.values() | running.values() | {"reporting": reporting, "advance": advance, "told": remark}
         results = survey(target.sources, target.out, probe, options=options, **how)
     print_report(PROBES[probe].report(results, **reporting))

@@ -41,7 +41,7 @@ from ..results.profiles import typical
 from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
 from ..results.ushape import SHORTEST, Shape, shape_over
 from ..results.variables import Variable, labelled
-from ..run.reporting import Progress, Report, part
+from ..run.progress import Progress, Tally, part
 from ..run.store import Store
 from .bos_swap import removed
 from .jacobian import PRODUCTS, jacobian
@@ -137,7 +137,7 @@ def portrait(
 
     Source: science of the measurement, sections 1, 3 and 4.
     """
-    steps = Report(part(progress), 5)
+    steps = Tally(part(progress), 5)
     exact = model.spec.width <= EXACT_WIDTH
     some: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": products}
     other = swapped(model, replacement, seed=seed)

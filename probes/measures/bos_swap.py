@@ -60,7 +60,7 @@ from ..results.curves import Profile, rms_profile
 from ..results.dataset import dataset, provenance, tokens_hash
 from ..results.statistics import INTERVAL
 from ..results.variables import Variable, with_ends
-from ..run.reporting import Progress, part
+from ..run.progress import Progress, part
 from ..run.store import Store
 from .consequences import RECALLED, check_recall, consequences, recalled
 from .jacobian import PRODUCTS, jacobian

@@ -19,7 +19,7 @@ from ..models.view import View
 from ..results.statistics import jackknife
 from ..results.variables import Variable
 from ..run.precision import total
-from ..run.reporting import Progress, Report
+from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
 
 RECALLED = 12  # pairs of the lists that recall is measured on
@@ -42,7 +42,7 @@ def consequences(
     Raises:
         InputError: values that are not finite.
     """
-    report = Report(progress, len(tokens))
+    report = Tally(progress, len(tokens))
 
     @torch.no_grad()
     def measured(n: int) -> Piece:

@@ -49,7 +49,7 @@ from ..models.view import View
 from ..results.dataset import dataset, provenance
 from ..results.statistics import jackknife, numbered
 from ..results.variables import Variable, with_ends
-from ..run.reporting import Progress, Report, part
+from ..run.progress import Progress, Tally, part
 from ..run.store import Piece, Store
 from .consequences import RECALLED, check_recall, consequences
 from .leakage import LAGS, band_coordinates, check, held
@@ -236,7 +236,7 @@ def _read(
     layers = model.spec.blocks + 1
     at_once = max(1, SUMS_BYTES // (4 * 8 * model.spec.width**2))
     chunks = [range(start, min(start + at_once, layers)) for start in range(0, layers, at_once)]
-    report = Report(progress, len(tokens) * (2 * len(chunks) + 1))
+    report = Tally(progress, len(tokens) * (2 * len(chunks) + 1))
 
     def fit(n: int) -> Piece:
         half, chunk = n % 2, chunks[n // 2]
@@ -359,7 +359,7 @@ def _read_anew(
 ) -> Float[np.ndarray, " prompt"]:
     """R^2 on the prompts of a half, in their order, by readers of this view fitted on the other part of that half."""
     own = fold.prompts(half=half)
-    report = Report(heard("readers"), 3 * len(own))
+    report = Tally(heard("readers"), 3 * len(own))
 
     def fit(quarter: int) -> Piece:
         one, other = (fold.prompts(half=half, quarter=quarter, eighth=eighth) for eighth in (0, 1))

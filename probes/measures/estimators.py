@@ -43,7 +43,7 @@ from torch import Tensor
 
 from ..models.pullback import Prompt
 from ..run.precision import double, total, wide
-from ..run.reporting import Report
+from ..run.progress import Tally
 from ..run.store import OWN, Piece, Pieces, Store
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
@@ -123,7 +123,7 @@ class Estimate:
         self.used = {engine for engine, was in zip(ENGINES, piece["engines"], strict=True) if was}
         self.taken = self.basis.shape[1], self.probes.shape[1], len(self.kept)
 
-    def add_exact(self, prompt: Prompt, directions: Tensor, report: Report, *, keep: bool = False) -> Tensor | None:
+    def add_exact(self, prompt: Prompt, directions: Tensor, report: Tally, *, keep: bool = False) -> Tensor | None:
         """Add orthonormal directions [d, m] of the readout to the exact part.
 
         With `keep` the pulled ones come back, [source, k, position, d]: as many as `KEPT_BYTES` hold, one at least.
@@ -138,19 +138,19 @@ class Estimate:
                 kept.append(pulled[:, : max(room, 1)])
         return torch.cat(kept, 1) if kept else None
 
-    def searched(self, products: float | int, report: Report) -> None:
+    def searched(self, products: float | int, report: Tally) -> None:
         """Count what finding directions has cost."""
         self.products += products
         self.basis_cost += products
         report(products)
 
-    def add_scalar(self, prompt: Prompt, report: Report) -> None:
+    def add_scalar(self, prompt: Prompt, report: Tally) -> None:
         """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
         self.scalar, self.products = True, 1.0
         self.exact = total(wide(prompt.pull(prompt.ones())).pow(2), (1, 3)).cpu()
         report(1)
 
-    def add_probes(self, prompt: Prompt, count: int, report: Report) -> None:
+    def add_probes(self, prompt: Prompt, count: int, report: Tally) -> None:
         """Add Haar-random probes, orthonormal to the basis and to each other."""
         fresh = _orthonormal_to(torch.cat([self.basis, self.probes], 1), count, self.generator)
         self.probes = torch.cat([self.probes, fresh], 1)
@@ -168,7 +168,7 @@ class Estimate:
             if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
                 self.kept.append(pulled.cpu())
 
-    def _pull(self, prompt: Prompt, directions: Tensor, report: Report) -> Iterator[Tensor]:
+    def _pull(self, prompt: Prompt, directions: Tensor, report: Tally) -> Iterator[Tensor]:
         """Pull directions [d, m] of the readout back, [layer, k, position, d] at a time."""
         top = prompt.top()
         # Even chunks: a last chunk of one probe would have no pairs.
@@ -217,7 +217,7 @@ def _orthonormal_to(known: Float[Tensor, "d m"], count: int, generator: torch.Ge
     return fresh
 
 
-def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> None:
+def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Tally) -> None:
     """Spend `budget` products on one prompt: on a basis, found as the module's text says, and on probes."""
     if budget >= estimate.width:
         estimate.add_exact(prompt, torch.eye(estimate.width, dtype=torch.float64), report)
@@ -240,7 +240,7 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Report) -> N
     estimate.add_probes(prompt, budget - math.ceil(estimate.products - spent), report)
 
 
-def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Report) -> Float[Tensor, "d m"]:
+def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Tally) -> Float[Tensor, "d m"]:
     """Leading directions of the query's own path, or random ones where that would cost more than `most` products."""
     found = prompt.own_path(OWN_COLUMNS, most, estimate.generator)
     if found is not None:
@@ -267,7 +267,7 @@ def refined(
     first: Pieces,
     further: Callable[[int, Sequence[Pieces], int], Piece],
     target: float,
-    report: Report,
+    report: Tally,
 ) -> Pieces:
     """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
 

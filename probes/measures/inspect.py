@@ -57,7 +57,7 @@ from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
 from ..results.ushape import PARTS, RECENCY, parts_of
 from ..results.variables import Variable
-from ..run.reporting import Progress, part
+from ..run.progress import Progress, part
 from ..run.store import Store
 from ..theory.kernel import second_moment
 from .jacobian import jacobian

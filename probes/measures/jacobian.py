@@ -43,7 +43,7 @@ from ..models.pullback import FROZEN, Apart, Engine, Pathway, Prompt, Readout
 from ..models.view import View
 from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
-from ..run.reporting import Progress, Report
+from ..run.progress import Progress, Tally
 from ..run.store import Piece, Pieces, Store
 from .estimators import ENGINES, KEPT_BYTES, Estimate, refined, sketch
 
@@ -130,7 +130,7 @@ def jacobian(
         warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=4)
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
-    pace, report = paced(model, end, apart.lowest, chunk), Report(progress)
+    pace, report = paced(model, end, apart.lowest, chunk), Tally(progress)
 
     auto = method == "sketch" and budget == "auto"
     # Products for every prompt; of "auto" those of its first round.

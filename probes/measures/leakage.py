@@ -109,7 +109,7 @@ from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, with_ends
 from ..run import processes
 from ..run.memory import available, own_memory
-from ..run.reporting import Progress
+from ..run.progress import Progress
 from ..run.spool import GPU_SHARE, HELD
 from ..run.store import Store
 from . import leakage_nulls as nulls

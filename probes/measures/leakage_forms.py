@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..models.checks import not_finite
 from ..models.view import View
 from ..results import statistics
-from ..run.reporting import Progress
+from ..run.progress import Progress
 from ..run.store import Store
 from .leakage_samples import Band, Half, Sampled, Samples, by_block, halves_of
 

@@ -29,7 +29,7 @@ from ..models.memory import weights_of
 from ..models.view import View
 from ..results.statistics import INTERVAL
 from ..run.memory import available
-from ..run.reporting import Progress
+from ..run.progress import Progress
 from ..run.store import Store
 from .leakage_forms import resampling, splits
 from .leakage_samples import LEAST_PROMPTS, Band, halves_of

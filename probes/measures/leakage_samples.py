@@ -25,7 +25,7 @@ from ..models.view import Attention, View
 from ..run import processes
 from ..run.memory import trim
 from ..run.precision import double, precise
-from ..run.reporting import Progress, Report
+from ..run.progress import Progress, Tally
 from ..run.spool import Spool
 from ..run.store import Piece, Store
 from .attention import by_layer, diagonals, normalizers, pairs
@@ -117,7 +117,7 @@ def by_block(
     Each process runs a share of the chunks and hands queries, keys and log-sum-exps of a block to one process, which
     makes the block's samples. Processes take turns.
     """
-    report = Report(progress, model.spec.blocks)
+    report = Tally(progress, model.spec.blocks)
 
     def measured(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
         owner = {layer: process for process, share in enumerate(shares) for layer in share}

@@ -29,7 +29,7 @@ from ..results.curves import ESTIMATE
 from ..results.dataset import dataset, provenance
 from ..results.statistics import jackknife, numbered, units
 from ..results.tables import Table, interval
-from ..run.reporting import Progress
+from ..run.progress import Progress
 from ..run.store import Store
 from .consequences import consequences
 

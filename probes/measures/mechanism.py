@@ -54,7 +54,7 @@ from ..models.view import Edit, View
 from ..results.curves import band
 from ..results.variables import Variable
 from ..run.precision import double, precise
-from ..run.reporting import Report
+from ..run.progress import Tally
 from ..run.store import Piece, Store
 from ..theory.kernel import second_moment
 from .jacobian import jacobian
@@ -165,7 +165,7 @@ def traced(
     *,
     fisher: bool,
     seed: Sequence[int],
-    report: Report,
+    report: Tally,
 ) -> Piece:
     """All variables of one context: [place], [place, part].
 
@@ -192,7 +192,7 @@ def traced(
 
 
 def behind_lists(
-    model: View, couple: Couple, side: int, depths: np.ndarray, *, seed: Sequence[int], report: Report
+    model: View, couple: Couple, side: int, depths: np.ndarray, *, seed: Sequence[int], report: Tally
 ) -> Piece:
     """Of one context `lines` [depth]: the mean square of `norm` at a line over the questions for all others of the depths.
 
@@ -226,7 +226,7 @@ def behind_lists(
 
 
 def _of_odds(
-    model: View, context: Sequence[int], asked: Sequence[Asked], report: Report, edits: Sequence[Edit] = ()
+    model: View, context: Sequence[int], asked: Sequence[Asked], report: Tally, edits: Sequence[Edit] = ()
 ) -> tuple[Float[Tensor, " place"], Float[Tensor, "place position d"]]:
     """The odds of every question, and their gradients."""
     ran, odds, gradients = Differentiable(model, context, edits), [], []
@@ -240,7 +240,7 @@ def _of_odds(
 
 
 def _whole(
-    model: View, context: Sequence[int], asked: Sequence[Asked], fisher: bool, draw: np.random.Generator, report: Report
+    model: View, context: Sequence[int], asked: Sequence[Asked], fisher: bool, draw: np.random.Generator, report: Tally
 ) -> tuple[dict[str, Tensor], Float[Tensor, "place position d"]]:
     """`_of_odds` as "odds" and in itself; squares of `norm` and `fisher` [place, position], from the same pass."""
     ran, gradients = Differentiable(model, context), []

@@ -46,7 +46,7 @@ from ..results.dataset import dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry, parts
 from ..run.precision import double
-from ..run.reporting import Progress, Report
+from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
 from . import mechanism as mechanisms
 
@@ -141,7 +141,7 @@ def retrieval(
     form = read_template(template)
     rungs = ladder(pairs, keys, digits)
     makers = [Maker(model, rungs[0], form, first=first, chat=chat, orders=orders)]
-    report = Report(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
+    report = Tally(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
     piloted: list[tuple[float, float]] = []
     pieces = pieces or Store()
     if len(rungs) > 1 and pilot:
@@ -285,7 +285,7 @@ class _Asking:
         depths: int | None,
         candidates: int,
         seed: int,
-        report: Report,
+        report: Tally,
         pieces: Store,
     ) -> None:
         self.pieces = pieces

@@ -70,7 +70,7 @@ from ..models.view import Attention, Edit, View
 from ..results.dataset import by_block, dataset, provenance
 from ..results.variables import Variable, labelled
 from ..run.memory import Retry
-from ..run.reporting import Progress, Report
+from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store, groups
 from .attention import pattern_blocks, run_watched
 from .collectors import TABLE, collectors, named
@@ -171,7 +171,7 @@ def sinks(
     separate = not every if per_prompt is None else per_prompt
     other = None if reacts is None else swapped(model, reacts)
     sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
-    report = Report(progress, len(tokens), per=model.spec.blocks)
+    report = Tally(progress, len(tokens), per=model.spec.blocks)
     of_cache = evict_passes(model, len(tokens), tokens.shape[1], evict, keep)
     later = passes_in_all(model, len(tokens), effect, effect_prompts) + of_cache
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
@@ -250,7 +250,7 @@ def _summed(
     tokens: Tensor,
     sums: Sums,
     retry: Retry,
-    report: Report,
+    report: Tally,
     later: float,
     store: Store,
 ) -> dict[str, np.ndarray]:

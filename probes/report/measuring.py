@@ -34,7 +34,7 @@ from ..results.folder import Collected, collect
 from ..results.tables import write_report
 from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable, write_table
-from ..run.progress import Advance, Within, announce
+from ..run.progress import Advance, Part, announce
 from ..studies.runner import HASH, Given, Results, Subject, Told, holding, subjects
 from ..studies.study import AGREEMENT_COLUMNS, FIGURES, Settings, agreement_cells, agreements, described, study
 from ..studies.survey import PROBES, survey
@@ -239,9 +239,7 @@ def _measure(
         (ds,) = results.values()
         save(ds.assign_attrs({QUICK: 1}) if quick else ds, file)
 
-    # Of these, one prompt is finished before the next begins.
-    prompts = asked.prompts if one.settings is not None or one.kind == "sinks" else None
-    running = {"told": told, "write": write, "advance": Within(advance, _label(one, subject), told, prompts)}
+    running = {"told": told, "write": write, "advance": Part(advance, _label(one, subject))}
     if one.settings is not None:
         rule = {"initialization": asked.initialization} if one.fresh else {}
         settings = replace(one.settings, **asked.chosen(), **rule)

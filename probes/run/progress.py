@@ -1,19 +1,56 @@
-"""How long a study still takes, as measured on what it has done: its units and a clock.
+"""How far work has come, and how long it still takes, as measured on what was done.
 
-Nothing is guessed: before something is measured, nothing is known. The units of a study (conditions, seeds, models) count
-alike. Only the time in which one of them is measured counts: models are loaded and figures drawn in between.
+A measure calls `progress(done, total)`, in the unit that it counts its work in (`Tally`). What runs measures calls
+`advance(label, done, total)` for each unit of a command, after it has announced the units that are to come. `Course` is
+such an `advance`: it estimates anew, at each call, how much time is left. Nothing is guessed beforehand.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-Advance: TypeAlias = Callable[[str, float, float], None]  # (what is running, done, in all)
+Progress: TypeAlias = Callable[[float, float], None]  # (done, in all)
+Advance: TypeAlias = Callable[[str, float, float], None]  # (which unit is running, done, in all)
 
-TOLD_AFTER = 2.0  # seconds; how long shorter work takes is seen soon enough
-TOLD_SHARE = 0.05  # of work that does not go prompt by prompt, after which its time is said
+
+class Tally:
+    """Counts work and tells `progress`, if there is one. The total grows where more is done than was expected.
+
+    Args:
+        progress: what is told.
+        total: how much is expected.
+        per: calls per unit of the total.
+    """
+
+    def __init__(self, progress: Progress | None, total: float | int = 0.0, *, per: int = 1) -> None:
+        self.progress, self.total, self.per, self.done = progress, float(total), per, 0.0
+
+    def __call__(self, work: float | int = 1.0) -> None:
+        """So much more is done, in calls."""
+        self.done += work
+        self.total = max(self.total, self.done / self.per)
+        if self.progress is not None:
+            self.progress(self.done / self.per, self.total)
+
+    def expect(self, more: float | int) -> None:
+        """So much is still to be done, in units of the total."""
+        self.total = self.done / self.per + more
+
+    def finish(self) -> None:
+        """All is done, by this call, another process or an earlier run."""
+        self.total = max(self.total, 1.0)
+        if self.progress is not None and self.done / self.per < self.total:
+            self.progress(self.total, self.total)
+
+
+def part(progress: Progress | None, start: float = 0.0, stop: float = 1.0) -> Progress | None:
+    """What a part of a call tells, as shares of the whole call from `start` to `stop`."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(min(start + (stop - start) * done / total, 1.0), 1.0)
 
 
 def announce(advance: Advance | None, labels: Iterable[str]) -> None:
@@ -24,91 +61,77 @@ def announce(advance: Advance | None, labels: Iterable[str]) -> None:
 
 
 class Course:
-    """Hears which units are expected and how far each is, and knows what is left; an `Advance`.
+    """An `Advance` that knows how much is done and how much time is left, by the pace of the last half of the time.
 
-    A unit that nobody expected is followed alone, from the moment it is first heard of.
+    A unit that was not announced is followed alone, from where it is first heard of: resumed work comes in a leap.
+
+    Args:
+        alike: whether units take about the same time; otherwise each is followed alone.
+        clock: in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.units: dict[str, float] = {}  # how much of each is done
-        self._clock, self._expected = clock, False
-        self._begin([])
+    def __init__(self, *, alike: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self._alike, self._clock, self._announced = alike, clock, False
+        self._begin({})
+
+    def _begin(self, units: dict[str, float]) -> None:
+        self.units = units  # how much of each is done
+        self._running, self._start = "", self._clock()
+        self._heard = deque([(self._start, sum(units.values()))])  # (when, how many units were done)
 
     def expect(self, labels: Iterable[str]) -> None:
-        """The units of a study that begins now."""
-        self._expected = True
-        self._begin(labels)
-
-    def _begin(self, labels: Iterable[str], before: float = 0.0) -> None:
-        self.units, self._before, self._measuring = dict.fromkeys(labels, before), before, 0.0
-        self._began = self._heard = self._clock()
+        """The units that begin now."""
+        self._announced = True
+        self._begin(dict.fromkeys(labels, 0.0))
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
         """So much of a unit is done, in a total of its own."""
         share = done / total if total else 1.0
-        if label in self.units:
-            self._measuring += self._clock() - self._heard
-            self.units[label] = max(share, self.units[label])
-        elif not self._expected and share < 1:
-            self._begin([label], share)
-        self._heard = self._clock()
-
-    def share(self, label: str) -> float:
-        """Of a unit, how much is done."""
-        return self.units.get(label, 0.0)
+        if label not in self.units:
+            if self._announced or share >= 1:
+                return
+            self._begin({label: share})
+        elif self._running not in ("", label) and not self._alike:
+            self._begin(self.units)
+        self._running, self.units[label] = label, max(share, self.units[label])
+        now = self._clock()
+        self._heard.append((now, sum(self.units.values())))
+        while self._heard[1][0] <= (self._start + now) / 2 and len(self._heard) > 2:
+            self._heard.popleft()
 
     @property
     def done(self) -> float:
-        """Of all units, how much is done."""
+        """The share that is done of all units, or of the running one where they are not alike."""
+        if not self._alike:
+            return self.units.get(self._running, 0.0)
         return sum(self.units.values()) / len(self.units) if self.units else 0.0
 
     @property
     def spent(self) -> float:
         """Seconds since it began."""
-        return self._clock() - self._began
+        return self._clock() - self._start
 
     @property
     def left(self) -> float | None:
-        """Seconds until all is done; None before anything is."""
-        done = sum(self.units.values()) - self._before
-        return self._measuring / done * (len(self.units) - done - self._before) if done > 0 else None
+        """Seconds until that is 1; None before anything is done."""
+        (before, least), (now, most) = self._heard[0], self._heard[-1]
+        if most == least:
+            return None
+        units = len(self.units) if self._alike else 1
+        return max(0.0, units * (1 - self.done) * (now - before) / (most - least) - (self._clock() - now))
 
 
-class Within:
-    """Hears of the units of one study of several; to `advance` the study is one unit, called `label`.
+class Part(Course):
+    """Hears of the units of one study of several, which to `advance` are one unit, called `label`."""
 
-    `told` hears once, in one line, what the first of so many `prompts` took and how long the study still takes; where the
-    work does not go prompt by prompt, `prompts` is None, and it hears that of the first twentieth.
-    """
-
-    def __init__(
-        self,
-        advance: Advance | None,
-        label: str,
-        told: Callable[[str], object],
-        prompts: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._advance, self._label, self._told, self._prompts = advance, label, told, prompts
-        self._course, self._said = Course(clock), False
-
-    def expect(self, labels: Iterable[str]) -> None:
-        """As `Course.expect`."""
-        self._course.expect(labels)
+    def __init__(self, advance: Advance | None, label: str) -> None:
+        super().__init__()
+        self._advance, self._label = advance, label
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
-        course = self._course
-        course(label, done, total)
+        super().__call__(label, done, total)
         if self._advance is not None:
-            self._advance(self._label, course.done, 1.0)
-        share, left = course.share(label), course.left
-        if self._said or not left or share < (1 / self._prompts if self._prompts else TOLD_SHARE):
-            return
-        self._said = True
-        if course.spent >= TOLD_AFTER:
-            count = int(share * self._prompts) if self._prompts else 0
-            part = f"{share:.0%} of it" if not count else "first prompt" if count == 1 else f"first {count} prompts"
-            self._told(f"{self._label}: {part} took {duration(course.spent)}; the study about {duration(left)} more")
+            self._advance(self._label, self.done, 1.0)
 
 
 def duration(seconds: float) -> str:

@@ -130,7 +130,7 @@ from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, View, obstacle
 from ..results.dataset import attributes, by_block, dataset, made_with, provenance
 from ..run.memory import Retry
-from ..run.reporting import Progress, Report
+from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
 from .block import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 
@@ -181,7 +181,7 @@ def second_moment(
         raise InputError("score_path=True needs the patterns themselves; give attention='measured' with it")
     sources = range(layers[0], model.spec.blocks)
     apart: dict[int, tuple[Parts, Folded]] = {}
-    report = Report(progress, len(tokens) * len(sources))
+    report = Tally(progress, len(tokens) * len(sources))
     retry = Retry(f"a prompt of {at + 1} positions of '{model.identity.name}'", report)
 
     def parts_of(layer: int) -> tuple[Parts, Folded]:

@@ -50,7 +50,7 @@ from ...results.tables import Table, number
 from ...results.variables import Variable, labelled
 from ...run.memory import Retry, shares
 from ...run.precision import double
-from ...run.reporting import Progress, Report
+from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store, groups
 from .chart import CAPTION, chart
 from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
@@ -147,7 +147,7 @@ def trajectory(
     # A replacement at position 0 would be the same for all starts, and their cosines 1.
     unchanged: View = unswapped(model)
     ids = drawn_starts(unchanged, tokens, pool, starts, seed)
-    report = Report(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
+    report = Tally(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
     pieces = pieces or Store()
     found = [_along(model, batch, report, pieces.within(first)) for first, batch in batches.items()]
     for one in found:  # "text" has one position less
@@ -177,7 +177,7 @@ def trajectory(
 # ---------------------------------------------------------------------------------------------------- along the blocks
 
 
-def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Report, store: Store) -> dict[str, np.ndarray]:
+def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, store: Store) -> dict[str, np.ndarray]:
     """The variables of one `first`, by name, but for those of convergence."""
     count, length = tokens.shape
     layers, width = model.spec.blocks + 1, model.spec.width

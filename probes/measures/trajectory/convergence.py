@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.view import Edit, View
-from ...run.reporting import Report
+from ...run.progress import Tally
 
 PLACES = ("position 0", "position 1 behind BOS")
 TAILS = (0.05, 0.95)  # of the pairs' cosines
 EMBEDDING_NUMBERS = 1 << 22  # of embeddings looked at together: 16 MiB in float32
 
 
-def paths(model: View, ids: Int[Tensor, " start"], report: Report) -> dict[str, Tensor]:
+def paths(model: View, ids: Int[Tensor, " start"], report: Tally) -> dict[str, Tensor]:
     """The starts' streams [start, layer, d] by place."""
     begun = {PLACES[0]: ids[:, None]}
     if model.first_ids:
