@@ -1,6 +1,6 @@
 """All benchmarks, one page: `make bench`.
 
-    python benchmarks/run.py [--quick] [--only jacobian,sinks] [--program FOLDER] [--out reports/benchmarks.md]
+    python benchmarks/run.py [--quick] [--only jacobian,sinks] [--out reports/benchmarks.md]
 
 Runs one script after the other and puts what each prints in the place of its section, as soon as it is there: a stopped run
 goes on with --only and the names that are left. Each script prints its section alone, too.
@@ -36,7 +36,6 @@ def main() -> None:
     """Run the scripts; the exit code is 1 where one fails."""
     options = parser(__doc__)
     options.add_argument("--only", type=lambda names: names.split(","), default=SCRIPTS, help=",".join(SCRIPTS))
-    options.add_argument("--program", help="checkout of the published program of [Wu], for toys")
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     if unknown := set(given.only) - set(SCRIPTS):
@@ -46,12 +45,8 @@ def main() -> None:
     failed = []
     for name in given.only:
         print(f"{name} ...", flush=True)
-        words = [
-            *["--quick"] * given.quick,
-            *(["--program", given.program] if given.program and name == "toys" else []),
-        ]
-        script = str(Path(__file__).with_name(f"{name}.py"))
-        run = subprocess.run([sys.executable, script, *words], stdout=subprocess.PIPE, text=True, check=False)
+        command = [sys.executable, str(Path(__file__).with_name(f"{name}.py")), *["--quick"] * given.quick]
+        run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if run.returncode:
             failed.append(name)
             continue
