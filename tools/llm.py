@@ -23,16 +23,13 @@ from typing import NamedTuple
 
 from slim import slim
 
+from probes.charts import save as save_chart
 from probes.data.documents import BUNDLED, read_documents
-from probes.figures import decode_figure, retrieval_figure
-from probes.report.measuring import draw
+from probes.measure import measure, questions
 from probes.results.dataset import load, save
-from probes.results.folder import COMMANDS, collect
-from probes.results.tables import write_report
-from probes.studies.decode import decode_report
-from probes.studies.retrieval import retrieval_report
+from probes.table import write_tables
 
-SMOL, QWEN = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+QWEN = "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 OUT, WORK = Path("reports/llm"), Path("runs/llm")
 CHAT = WORK / "chat.json"  # a passage of each bundled document, as a user's question
 PASSAGE = slice(2000, 3500)  # characters
@@ -146,27 +143,26 @@ inspect/code/inspect smollm2-135m --prompt '{CODE}' --initialization smollm2-135
 STEPS = [Step(*line.split(maxsplit=2)) for line in TABLE.strip().splitlines()]
 
 
-def measure(step: Step) -> bool:
+def run(step: Step) -> bool:
     """Run a step and keep what `tools/slim.py` keeps; whether it came to its end."""
+    print(shlex.join(["headwater", *step.words]), flush=True)
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    run = subprocess.run([sys.executable, "-m", "probes", *step.words], env=environment, check=False)
-    if run.returncode:
-        print(f"not measured (exit code {run.returncode})", flush=True)
+    code = subprocess.run([sys.executable, "-m", "probes", *step.words], env=environment, check=False).returncode
+    if code:
+        print(f"not measured (exit code {code})", flush=True)
         return False
     whole = WORK / step.folder / Path(step.model).stem / f"{step.command}.nc"
     save(slim(load(whole), Path(step.folder).name), step.result)
     return True
 
 
-def drawn(root: Path) -> None:
-    """Figures and tables of a folder's results."""
-    results = collect(root)
-    draw(root, [kind for kind in results if kind in COMMANDS])
-    others = {"retrieval": (retrieval_figure, retrieval_report), "decode": (decode_figure, decode_report)}
-    for kind in (kind for kind in others if results[kind]):
-        figure, report = others[kind]
-        figure(results[kind], path=root / kind / f"{kind}.png")
-        write_report(report(results[kind]), root / kind / f"{kind}.md")
+def draw(folder: Path, command: str) -> None:
+    """Chart and tables of the results in a folder, all models together."""
+    files = sorted(folder.glob(f"{command}-*.nc.xz"))
+    results = {file.name.removeprefix(f"{command}-").removesuffix(".nc.xz"): load(file) for file in files}
+    if results and command in questions():
+        save_chart(measure(command).chart(results), folder / f"{command}.png")
+        write_tables(measure(command), results, folder / f"{command}.md")
 
 
 def main() -> int:
@@ -184,15 +180,12 @@ def main() -> int:
             print(f"{'-' if step in left else 'done':5} {shlex.join(['headwater', *step.words])}")
         return 0
     CHAT.parent.mkdir(parents=True, exist_ok=True)
-    questions = [[{"role": "user", "content": one.text[PASSAGE]}] for one in read_documents(BUNDLED["prose"])]
-    CHAT.write_text(json.dumps(questions), encoding="utf-8")
-    missing = 0
-    for step in left:
-        print(shlex.join(["headwater", *step.words]), flush=True)
-        missing += not measure(step)
-    for root in sorted({(OUT / step.folder).parent for step in left or steps if (OUT / step.folder).is_dir()}):
-        drawn(root)
-    return 1 if missing else 0
+    chats = [[{"role": "user", "content": one.text[PASSAGE]}] for one in read_documents(BUNDLED["prose"])]
+    CHAT.write_text(json.dumps(chats), encoding="utf-8")
+    done = [run(step) for step in left]
+    for folder, command in sorted({(OUT / step.folder, step.command) for step in left or steps}):
+        draw(folder, command)
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":
