@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from ..errors import InputError
@@ -60,16 +61,13 @@ def available(device: torch.device) -> int:
     if own is not None:
         free, _ = own.mem_get_info(device)
         return free + own.memory_reserved(device) - own.memory_allocated(device)
-    found = _kibibytes(Path("/proc/meminfo"), "MemAvailable")
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found
-    group = Path("/sys/fs/cgroup/memory.max")
-    given = group.read_text().strip() if group.exists() else "max"
-    if given.isdigit():
-        used = Path("/sys/fs/cgroup/memory.current")
-        total = min(total, int(given) - (int(used.read_text()) if used.exists() else 0))
-    limit = _address_space()
-    if limit is not None:
-        total = min(total, limit - (_kibibytes(Path("/proc/self/status"), "VmSize") or 0))
+    total, process, group = psutil.virtual_memory().available, psutil.Process(), Path("/sys/fs/cgroup")
+    most = (group / "memory.max").read_text().strip() if (group / "memory.max").exists() else "max"
+    if most.isdigit():
+        total = min(total, int(most) - int((group / "memory.current").read_text()))
+    if hasattr(psutil, "RLIMIT_AS"):
+        limit, _ = process.rlimit(psutil.RLIMIT_AS)
+        total = total if limit == psutil.RLIM_INFINITY else min(total, limit - process.memory_info().vms)
     return max(0, total)
 
 
@@ -136,20 +134,3 @@ def _release() -> None:
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
-
-
-def _address_space() -> int | None:
-    """The limit of this process's address space, where the system has such limits and there is one."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-def _kibibytes(file: Path, name: str) -> int | None:
-    """A line of a file of the kernel's, in bytes."""
-    lines: Any = file.read_text().splitlines() if file.exists() else []
-    line = next((x for x in lines if x.startswith(f"{name}:")), None)
-    return None if line is None else int(line.split()[1]) * 1024
