@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import families
@@ -108,40 +107,6 @@ def test_files_models_and_options_that_do_not_go_with_a_chat(model, tmp_path):
     for given in wrong:
         with pytest.raises(InputError, match=r"give one of them|leave it out"):
             prompts(model, chat="w3", **given)
-
-
-# ---------------------------------------------------------------------------------------------------------- the commands
-
-SMALL = {
-    "jacobian": "--products 4 --seeds 1 --conditions pretrained",
-    "sinks": "--pictures 0",
-    "inspect": "--baseline none --of top",
-}
-
-
-@pytest.fixture(scope="module")
-def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model "ape" that talks, and files of conversations."""
-    made = tmp_path_factory.mktemp("talking")
-    families.model("llama").save_pretrained(made / "ape")
-    model.tokenizer.save_pretrained(made / "ape")
-    held = [[message("user", *range(3 + n, 20 + 2 * n))] for n in range(5)]
-    (made / "several.json").write_text(json.dumps(held), encoding="utf-8")
-    (made / "one.json").write_text(json.dumps(held[0]), encoding="utf-8")
-    return made
-
-
-@pytest.mark.parametrize("command", SMALL)  # a study, a survey, and the one that reads a single prompt
-def test_a_chat_on_the_command_line(model, folder, tmp_path, monkeypatch, capfd, command):
-    chat = folder / ("one.json" if command == "inspect" else "several.json")
-    words = [command, str(folder / "ape"), "--chat", str(chat), *SMALL[command].split()]
-    assert call(monkeypatch, *words, "--device", "cpu", "--out", str(tmp_path)) == 0
-    ds = probes.load_result(tmp_path / f"{command}.nc")
-    begun = draw(model, n=1 if command == "inspect" else 5, length=99, chat=chat)
-    assert ds["tokens"].values.tolist() == begun.tokens.tolist()
-    assert (ds.attrs["first_policy"], ds.attrs["first_id"]) == ("chat template", 0)
-    said = capfd.readouterr().err
-    assert command == "inspect" or f"chat '{chat}' gives 5 prompts of 21 tokens, instead of " in said
 
 
 COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "inspect", "match", "report")

@@ -58,21 +58,6 @@ def test_q8_0_is_the_model_within_its_rounding(tmp_path):
     assert json.loads(seen.identity.weights_file)["types"] == {"Q8_0": 23, "F32": 16}
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_half_precision_is_exactly_what_is_stored(kind, tmp_path):
-    model = gguf_files.original("llama")
-    dtype = torch.float16 if kind == "F16" else torch.bfloat16
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(parameter.to(dtype))
-    path = write(tmp_path / "tiny.gguf", model, kind=kind)
-    for asked in ("float32", "float64", "bfloat16"):
-        seen, own = probes.load(path, dtype=asked), probes.load(model, dtype=asked)
-        assert str(seen.dtype) == f"torch.{asked}"
-        assert seen.identity.weights == own.identity.weights
-
-
 # ------------------------------------------------------------------------------------------------------------ traps
 
 
@@ -265,13 +250,3 @@ def test_sentencepiece(tmp_path):
     gemma = read(write(path, gguf_files.original("gemma2"), sentencepiece=True))
     assert gemma.bos == 1
     assert cut(gemma, "the") == ["the"]
-
-
-def test_a_file_without_a_tokenizer(tmp_path):
-    keys = {"tokenizer.ggml.model": "none"}
-    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys=keys)
-    seen = read(path)
-    assert (seen.tokenizer, seen.bos) == (None, None)
-    with pytest.raises(InputError, match="tokenizer"):
-        probes.prompts(seen, length=16)
-    assert probes.load(path, tokenizer=families.tokenizer()).bos == 0

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import families
@@ -18,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig
 
 import probes
 from probes import Initialization, InputError, born, fresh
-from probes.figures.jacobian import rests_on
 from probes.models.fresh import initialization_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.identity import weights_hash
@@ -26,8 +24,7 @@ from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
 from probes.models.load import CHECKPOINTS
 from probes.models.view import Birth, Norm, Parts, View
 from probes.results.curves import relative_error
-from probes.results.dataset import combine
-from probes.studies.study import Settings, described, study
+from probes.studies.study import Settings
 from probes.theory.kernel import second_moment, second_moment_from_config
 from toy.model import Architecture, initial
 from toy.view import Toy
@@ -295,42 +292,26 @@ def test_unusable_rules_are_refused(rule, says, unchecked):
 # ----------------------------------------------------------------------------------------------------------------- sources
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_every_source_says_the_same(name, tmp_path):
-    made, folder = FAMILIES[name](), tmp_path / "small"
-    model = families.build(made)
-    model.save_pretrained(folder)
-    before, expected = made.to_dict(), born(made)
-    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    lone = tmp_path / "anything.json"
-    lone.write_text(json.dumps(described), encoding="utf-8")
-    for source in (before, described, folder, str(folder), folder / "config.json", str(lone), fresh(made)):
-        same(born(source), expected)
-    same(born(probes.load(model, "transformer_lens")), expected)
-    fresh(described, 1)
-    assert made.to_dict() == before
-    assert described == json.loads(lone.read_text(encoding="utf-8"))
-
-
-def test_names(monkeypatch, tmp_path):
+def test_every_source_says_the_same(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # bundled names work from anywhere
+    config = FAMILIES["gpt2"]()
+    model, folder = families.build(config), tmp_path / "small"
+    model.save_pretrained(folder)  # notes dtype and class in the configuration
+    before = config.to_dict()
+    for source in (before, folder, str(folder / "config.json"), fresh(config), probes.load(model, "transformer_lens")):
+        same(born(source), born(config))
+    assert config.to_dict() == before
     for name in probes.bundled():
-        birth = born(name)
-        assert birth.spec == probes.load(name, device="cpu").spec
-        same(born(CHECKPOINTS / name), birth)
-    assert fresh("tiny-llama").identity.name == "tiny-llama"
-    assert fresh(CHECKPOINTS / "tiny-qwen2").identity.name == "tiny-qwen2"
-    assert fresh(FAMILIES["llama"]()).identity.name == "in-memory llama"
+        assert born(name).spec == probes.load(name, device="cpu").spec
+        same(born(CHECKPOINTS / name), born(name))
+    assert (fresh("tiny-llama").identity.name, fresh(config).identity.name) == ("tiny-llama", "in-memory gpt2")
     assert fresh("tiny-llama", 3).identity.weights == probes.load("tiny-llama").reinitialized(3).identity.weights
-    made = {"model_type": "gpt2", "n_layer": 1, "n_embd": 24, "n_head": 2, "vocab_size": 50, "their_own_note": 1}
-    (tmp_path / "config.json").write_text(json.dumps(made), encoding="utf-8")
-    assert born(tmp_path).spec.blocks == 1  # fields that a file has from elsewhere do no harm
+    (folder / "config.json").write_text(json.dumps(before | {"their_own_note": 1}), encoding="utf-8")
+    assert born(folder).spec.blocks == BLOCKS  # fields that a file has from elsewhere do no harm
 
 
 def refused(source: Any) -> str:
-    said = families.refused(born, source)
-    assert said == families.refused(fresh, source)
-    return said
+    return families.refused(born, source)
 
 
 def test_spoilt_files_and_what_is_no_configuration_are_refused(tmp_path):
@@ -389,61 +370,3 @@ def test_theory_predicts_models_drawn_by_a_rule_of_many_deviations(name):
     assert relative_error(alone.sensitivity.values, measured) < 0.06
     assert relative_error(second_moment_from_config(made, length).sensitivity.values, measured) > 0.2
     assert alone.attrs["initialization"] == "odd"
-
-
-# -------------------------------------------------------------------------------------------------------------- results
-
-
-def test_results_say_what_fresh_weights_were_drawn_from():
-    model = probes.load(families.model("llama"))
-    drawn = [model.reinitialized(seed, initialization="1/24") for seed in range(2)]
-    runs = [probes.jacobian(one, TOKENS, method="scalar").assign_attrs(seed=n) for n, one in enumerate(drawn)]
-    assert [run.attrs["initialization"] for run in runs] == ["uniform 1/24"] * 2
-    own = probes.jacobian(model, TOKENS, method="scalar")
-    assert "initialization" not in own.attrs
-    assert "fresh weights: uniform 1/24;" in "; ".join(rests_on({"a": combine([own, *runs])}))
-    assert "fresh weights" not in "; ".join(rests_on({"a": own}))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return families.checkpoints(tmp_path_factory.mktemp("checkpoint"), ape=("llama", "prepended")) / "ape"
-
-
-def settings(checkpoint: Path, **changes: Any) -> Settings:
-    small: dict[str, Any] = {"seeds": 1, "prompts": 1, "length": 12, "products": 8}
-    small |= {"text": str(checkpoint.parent / "text.txt"), "initialization": "smollm2-135m"}
-    return Settings(**small | changes)
-
-
-@pytest.mark.slow
-def test_a_study_draws_by_the_rule_and_its_figure_says_so(checkpoint, tmp_path):
-    theories = ("uniform", "config")
-    result = study([str(checkpoint)], tmp_path, settings(checkpoint, theories=theories), name="theory")["ape"]
-    twin = probes.load(checkpoint).reinitialized(0, initialization="smollm2-135m")
-    for name, said in (("weights", twin.identity.weights), ("initialization", twin.identity.initialization)):
-        assert result[name].sel(condition="init", seed=0).item() == said
-    assert result["initialization"].sel(condition="pretrained", seed=0).item() == ""
-    alone = second_moment_from_config(twin, tokens=torch.from_numpy(result["tokens"].values))
-    for condition in ("init", "pretrained"):  # the configuration's prediction is of fresh weights beside both
-        found = result["theory_config"].sel(condition=condition, seed=0).values
-        np.testing.assert_allclose(found, alone.sensitivity.values, rtol=1e-6)
-    assert described({"ape": result}).endswith(f" Fresh weights: {twin.identity.initialization}.")
-    assert "fresh weights: smollm2-135m" in (tmp_path / "theory.svg").read_text(encoding="utf-8")
-
-
-def test_a_rule_has_no_use_without_fresh_weights_but_for_these(checkpoint):
-    trained: Any = {"conditions": ("pretrained",)}
-    with pytest.raises(InputError, match="initialization 'smollm2-135m' has no use without fresh weights; add init"):
-        settings(checkpoint, **trained)
-    settings(checkpoint, **trained, theories=("config",))
-    settings(checkpoint, **trained, initialization="config")
-
-
-def test_inspection_divides_by_fresh_weights_of_the_rule(checkpoint):
-    model, text = probes.load(checkpoint), " ".join(f"w{n}" for n in range(5, 17))
-    given: Any = {"method": "exact", "seeds": 1}
-    plain, ruled = probes.inspect(model, text, **given), probes.inspect(model, text, initialization="0.02", **given)
-    assert plain.attrs["initialization"] == "initializer_range 0.5 of the config"
-    assert ruled.attrs["initialization"] == "uniform 0.02"
-    assert not np.allclose(plain["baseline"], ruled["baseline"], rtol=0.1)

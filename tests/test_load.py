@@ -83,18 +83,6 @@ def test_dtypes(kept, dtype, backend):
     assert next(own.parameters()).dtype == torch.float32
 
 
-def test_auto_dtype_and_device(tmp_path):
-    half = families.model("llama", dtype=torch.bfloat16)
-    half.save_pretrained(tmp_path / "half")
-    from_file = probes.load(tmp_path / "half")
-    in_memory = probes.load(half, tokenizer=families.tokenizer(), revision="mine")
-    assert (from_file.dtype, in_memory.dtype) == (torch.float32, torch.bfloat16)
-    assert from_file.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert in_memory.device.type == "cpu"  # stays where it is
-    assert (in_memory.bos, in_memory.identity.revision) == (0, "mine")
-    assert probes.load(tmp_path / "half", device="cpu").identity.device == "cpu"
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rotations_are_not_rounded_with_the_weights(backend):
     """Frequencies in bfloat16 would be off by up to 0.4 %: half a radian at position 127."""
@@ -107,20 +95,6 @@ def test_rotations_are_not_rounded_with_the_weights(backend):
         pair = seen.trace(seen.embed(ids)).rotary[0]
         assert torch.equal(pair[0], expected[0].bfloat16())
         assert torch.equal(pair[1], expected[1].bfloat16())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_on_a_gpu(kept, backend):
-    own = families.model("gemma2")
-    here, there = probes.load(own, backend), probes.load(own, backend, device="cuda")
-    assert there.device.type == "cuda"
-    assert next(own.parameters()).device.type == "cpu"
-    found = there.trace(there.embed(IDS.cuda())).residual[-1].cpu()
-    expected = here.trace(here.embed(IDS)).residual[-1]
-    assert (found - expected).abs().max() < 1e-2 * expected.std()  # TF32 or another order of sums
-    assert there.reinitialized(0).identity.weights == here.reinitialized(0).identity.weights
-    assert there.reinitialized(0).device.type == "cuda"
 
 
 def test_a_checkpoint_without_tokenizer_loads_but_has_no_prompts(tmp_path, copied):
@@ -312,31 +286,6 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\ns
 def test_pointers_of_git_lfs_are_refused_by_name(copied, name):
     (copied / name).write_text(POINTER, encoding="utf-8")
     assert f"{name} is a pointer of git-lfs" in refused(copied / name if name.endswith("gguf") else copied)
-
-
-def renamed(change: Callable[[str], str]) -> Spoil:
-    def spoil(folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        save_file({change(k): x for k, x in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return spoil
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda name: f"_orig_mod.{name}",
-        lambda name: f"module.{name}",
-        lambda name: f"module._orig_mod.{name}",
-        lambda name: "module." + name.replace("layers.1.", "layers.1._orig_mod.").replace("mlp.", "mlp._orig_mod."),
-    ],
-)
-def test_names_of_wrapped_weights_are_those_without_wrappers(kept, copied, change):
-    renamed(change)(copied)
-    assert probes.load(copied).identity == probes.load(kept).identity
-    weights = load_file(copied / "model.safetensors") | load_file(kept / "model.safetensors")
-    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    assert "30 weights are there twice" in refused(copied)
 
 
 def test_folders_of_models_without_a_head_are_measured_as_far_as_that_goes(kept, tmp_path):

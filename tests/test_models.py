@@ -177,31 +177,6 @@ def test_a_bridge_that_runs_another_model_is_refused_and_transformers_measured(w
     assert close(seen.unembed(seen.norm(traced.residual[-1])), own.logits)
 
 
-@pytest.mark.parametrize("by_layer", [False, True])
-@pytest.mark.parametrize("scale", [False, True])
-def test_scales_of_gpt2_enter_its_parts(scale, by_layer):
-    config = families.small("gpt2", scale_attn_weights=scale, scale_attn_by_inverse_layer_idx=by_layer)
-    seen = probes.load(families.build(config, dtype=torch.float64))
-    parts, autograd = (
-        probes.jacobian(seen, IDS[:1], method="exact", engine=engine)["sensitivity"] for engine in ("parts", "autograd")
-    )
-    np.testing.assert_allclose(parts, autograd, rtol=1e-6)
-
-
-def test_two_views_of_one_model_do_not_meet():
-    model = families.model("llama")
-    first, second = probes.load(model), probes.load(model)
-    embeddings = first.embed(IDS)
-    plain = first.residual(embeddings)
-
-    def within(tensor: Tensor) -> Tensor:
-        assert torch.equal(second.residual(embeddings), plain)  # another view's pass within an edit of this one
-        return tensor * 2
-
-    changed = first.residual(embeddings, edits=[Edit("query", 1, within)])
-    assert torch.equal(changed, first.residual(embeddings, edits=[Edit("query", 1, lambda x: x * 2)]))
-
-
 # ------------------------------------------------------------------------------------------------- fresh weights
 
 DTYPES: tuple[Any, Any] = ("float64", "bfloat16")

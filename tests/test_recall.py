@@ -218,11 +218,6 @@ def test_a_chat_puts_the_list_in_the_user_s_turn(tmp_path):
         model.tokenizer.chat_template = None
 
 
-def test_a_tokenizer_without_numbers_is_refused():
-    with pytest.raises(InputError, match="does not tell numbers apart"):
-        Maker(probes.load(families.model("llama"), tokenizer=families.tokenizer()), Rung(4), read_template("sentences"))
-
-
 # ---------------------------------------------------------------------------------------------------- known recall
 
 

@@ -12,14 +12,12 @@ import pytest
 import torch
 import xarray as xr
 from commands import program
-from kept import interrupting
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import probes
 from probes.models.fused import query_blocks
 from probes.run.memory import MOST_PARTS, Retry, in_parts, out_of_memory, share_of, shares
-from probes.run.store import Store
 from probes.theory.kernel import second_moment
 
 LENGTH = 96
@@ -90,36 +88,6 @@ def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypat
         found = probe(model, tokens)
     assert less.refused
     assert [room.parts for room in rooms] == [1 << less.refused]  # it stayed there for the prompts that came after
-    held_against(found, whole)
-
-
-def test_streams_of_a_long_prompt_are_looked_at_in_pieces(monkeypatch):
-    model = probes.load(families.build(families.sized(128, 2048, 100)))
-    tokens = torch.randint(3, 100, (2, 2048), generator=torch.Generator().manual_seed(1))
-    whole = probes.trajectory(model, tokens, starts=4)
-    rooms = refusing(monkeypatch)
-    with Memory(7 * 2048 * 128) as memory:  # bytes: a stream fits, in doubles it does not
-        found = probes.trajectory(model, tokens, starts=4)
-    assert memory.refused == 1
-    assert [room.parts for room in rooms] == [2]
-    assert found.equals(whole)  # nothing is summed here
-
-
-def test_pieces_that_were_kept_before_memory_ran_out_are_kept(tmp_path):
-    model = probes.load(families.model("llama"))
-    tokens = torch.randint(3, model.spec.vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(1))
-    whole = probes.sinks(model, tokens, keys="all")
-
-    with pytest.raises(KeyboardInterrupt):
-        probes.sinks(model, tokens, keys="all", pieces=Store(tmp_path), progress=interrupting(model.spec.blocks + 1))
-    said: list[tuple[float, float]] = []
-    with Memory(4 * 4 * LENGTH**2 - 1) as memory:
-        heard: Any = {"pieces": Store(tmp_path), "progress": lambda *step: said.append(step)}
-        found = probes.sinks(model, tokens, keys="all", **heard)
-    assert memory.refused == 1
-    assert said[-1] == (2.0, 2.0)
-    assert len(said) == 2 * model.spec.blocks  # the first attempt ended before its first block was done
-    np.testing.assert_array_equal(found.alpha[:1], whole.alpha[:1])
     held_against(found, whole)
 
 

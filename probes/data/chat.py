@@ -29,7 +29,10 @@ def conversations(chat: Chat) -> list[list[dict[str, str]]]:
         InputError: the file does not exist or is no JSON, the question is empty, or the list is none of messages
             {"role": ..., "content": ...} nor of such lists.
     """
-    name, held = named(chat), chat if not isinstance(chat, (str, Path)) else _read(chat)
+    name = named(chat)
+    held: Any = chat
+    if isinstance(chat, (str, Path)):
+        held = _read(chat)
     if isinstance(held, Sequence) and held and isinstance(held[0], Mapping):
         held = [held]
     if not isinstance(held, Sequence) or isinstance(held, str) or not held:

@@ -16,7 +16,7 @@ import sysconfig
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import InputError, reason
 from ..run.files import what_is
@@ -122,8 +122,10 @@ def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> 
     try:
         reader = dataset_reader(name)
         dataset, _, config = (name, "", "") if reader else name.partition(":")
-        path, options = (reader, {"data_files": name}) if reader else (dataset, {"name": config or None})
-        with _quiet(), closing(iter(datasets.load_dataset(path, split=split, streaming=True, **options))) as rows:
+        where: dict[str, Any] = {"path": dataset, "name": config or None}
+        if reader:
+            where = {"path": reader, "data_files": name}
+        with _quiet(), closing(iter(datasets.load_dataset(**where, split=split, streaming=True))) as rows:
             for number, row in enumerate(rows):
                 if column not in row:
                     columns = ", ".join(map(repr, row))

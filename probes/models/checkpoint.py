@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,6 @@ from ..run.files import what_is
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 POINTER, POINTER_BYTES = b"version https://git-lfs", 1024  # how git-lfs's stand-ins begin, and their greatest size
-# What torch.compile, DataParallel and fully sharded training put into the names of weights.
-WRAPPERS = r"(?:^|(?<=\.))(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)+"
 # What the families of `probes` call the sizes that must be found among the tensors' own.
 BLOCKS = ("num_hidden_layers", "n_layer")
 WIDTHS = ("hidden_size", "n_embd", "intermediate_size", "n_inner", "vocab_size", "n_positions")
@@ -75,23 +72,6 @@ def refuse_adapter(folder: Path) -> None:
         raise InputError(
             f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
         )
-
-
-def unwrapping(folder: Path) -> dict[str, str] | None:
-    """What transformers is to change in the names of a folder's weights, so that none is a wrapper's; None for nothing.
-
-    Raises:
-        InputError: a weight is there twice, in a wrapper and without.
-    """
-    names = [tensor.name for file in _files(folder) for tensor in _tensors(file)]
-    plain = {re.sub(WRAPPERS, "", name) for name in names}
-    if len(plain) < len(names):
-        raise InputError(
-            f"{len(names) - len(plain)} weights are there twice, with a wrapper's prefix and without it; keep one of each"
-        )
-    # transformers takes out one place for each of these: the same pattern, written differently.
-    most = max((len(re.findall(WRAPPERS, name)) for name in names), default=0)
-    return {WRAPPERS + "(?:)" * n: "" for n in range(most)} or None
 
 
 def check_weights(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hub ids: what the local cache has of them, and whether the hub answers; nobody waits without being told for what."""
+"""Hub ids: the folder that the local cache has of a model, or fetches; nobody waits without being told for what."""
 
 from __future__ import annotations
 
@@ -7,68 +7,71 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError
 from ..run import processes
-from .checkpoint import CONFIG, check_weights
+from .checkpoint import check_weights
 
 MOMENT = 1.0  # seconds in which nobody asks what is being waited for
 PATIENCE = 10  # seconds that the hub has to answer
+FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
 
 
-class UnreachableError(InputError):
-    """The hub does not answer."""
-
-
-def cached(source: str, revision: str | None) -> Path | None:
-    """The folder of a model in the local cache, which its commit names; None where its config is not there.
+def folder_of(source: str, revision: str | None) -> Path:
+    """The folder of a model in the local cache, which its commit names; fetched where it is not all there.
 
     Raises:
-        InputError: this is no hub id.
+        InputError: this is no hub id, the hub knows no such model or revision, or it does not answer.
     """
     import huggingface_hub
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import (
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
+    options: dict[str, Any] = {
+        "revision": revision,
+        "allow_patterns": FETCHED,
+        "ignore_patterns": "*/*",
+        "etag_timeout": PATIENCE,
+    }
+    missing = "is not in the local cache"
     try:
-        config = huggingface_hub.try_to_load_from_cache(source, CONFIG, revision=revision)
+        folder = Path(huggingface_hub.snapshot_download(source, local_files_only=True, **options))
+        if _whole(folder):
+            return folder
+        missing = "is in the local cache without its weights"
     except HFValidationError:
         raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
-    return Path(config).parent if isinstance(config, str) else None
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        with saying(f"{source} {missing}; waiting for {huggingface_hub.constants.ENDPOINT}"):
+            huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
+        with saying(f"reading {source} from the hub"):
+            return Path(huggingface_hub.snapshot_download(source, **options))
+    except RevisionNotFoundError:
+        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
+    except RepositoryNotFoundError:
+        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
+    except Exception as error:  # whatever the network does
+        raise InputError(
+            f"'{source}' {missing} and the hub cannot be reached ({type(error).__name__}); "
+            "check the network, or give a folder"
+        ) from None
 
 
-def whole(folder: Path) -> bool:
+def _whole(folder: Path) -> bool:
     """Whether all files of the weights are there."""
     try:
         check_weights(folder)
     except InputError as error:
         if "not there" in str(error) or "neither" in str(error):
             return False
-        raise
     return True
-
-
-def asked(source: str, revision: str | None, missing: str) -> str | None:
-    """The commit that the hub has for this model, asked once before the long way round; `missing` says why it is asked.
-
-    Raises:
-        UnreachableError: it does not answer.
-        InputError: it knows no such model or revision.
-    """
-    import huggingface_hub
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        with saying(f"{source} {missing}; waiting for {huggingface_hub.constants.ENDPOINT}"):
-            return huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE).sha
-    except RevisionNotFoundError:
-        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
-    except RepositoryNotFoundError:
-        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
-    except Exception as error:  # whatever the network does
-        raise UnreachableError(
-            f"'{source}' {missing} and the hub cannot be reached ({type(error).__name__}); "
-            "check the network, or give a folder"
-        ) from None
 
 
 @contextmanager

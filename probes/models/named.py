@@ -21,7 +21,7 @@ import torch
 from ..errors import InputError, reason
 from ..run.files import what_is
 from . import hub
-from .checkpoint import CONFIG, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers, unwrapping
+from .checkpoint import CONFIG, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
 from .identity import Stored
@@ -32,8 +32,8 @@ CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 FETCHED = (".json", ".safetensors", ".model", ".txt", ".jinja")  # files of a folder that a model is made of
-WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
+WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 DEQUANTIZED = ("fp8", "mxfp4")  # of which transformers makes plain weights on request, scales applied
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
@@ -145,7 +145,8 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
             f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
             "GGUF file; hub ids are written owner/name"
         )
-    return _from_hub(source, revision, how)
+    folder = hub.folder_of(source, revision)
+    return Found(*_read(folder, how, source), source, folder.name)
 
 
 GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
@@ -164,7 +165,7 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
         _quiet(),
         converted(header, provenance, dtype=dtype, tokenizer=own, lasting=how.split is not None) as folder,
     ):
-        model, tokenizer = _read(str(folder), None, how, name)
+        model, tokenizer = _read(folder, how, name)
     model.config.name_or_path = name
     if how.tokenizer is None and beside:
         tokenizer = _beside(header)
@@ -189,7 +190,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
     """
     try:
         with _quiet():
-            return _tokenizer(os.fspath(path))
+            return _tokenizer(Path(path))
     except Exception as error:  # tokenizers and transformers raise whatever they run into
         raise InputError(f"the tokenizer in '{path}' cannot be read ({reason(error)}); give its folder") from None
 
@@ -200,7 +201,7 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
         if revision not in (None, *steps):
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps)}")
         with unpacked(folder, name, revision, lasting=how.split is not None) as place:
-            model, tokenizer = _read(str(place), None, how, name)
+            model, tokenizer = _read(place, how, name)
         for one in (model.config, tokenizer):
             one.name_or_path = str(folder)
         return Found(model, tokenizer, name, revision)
@@ -219,50 +220,27 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
         others = [path.name for kind in ("*.bin", "*.pt") for path in sorted(folder.glob(kind))]
         what = f"only {others[0]}, which may run code when read" if others else "no weights"
         raise InputError(f"folder '{folder}' holds {what}; convert the weights to *.safetensors")
-    return Found(*_read(str(folder), None, how, name), name, revision)
+    return Found(*_read(folder, how, name), name, revision)
 
 
-def _from_hub(source: str, revision: str | None, how: Reading) -> Found:
-    """A hub id: from the local cache if it is all there, else over the network."""
-    folder, found, missing = hub.cached(source, revision), None, "is not in the local cache"
-    if folder is not None:
-        if hub.whole(folder):
-            found = Found(*_read(str(folder), None, how, source), source, folder.name)
-        if found is not None and found.tokenizer is not None:
-            return found
-        missing = f"is in the local cache without its {'weights' if found is None else 'tokenizer'}"
-    try:
-        commit = hub.asked(source, revision, missing)
-    except hub.UnreachableError:
-        if found is None:
-            raise
-        return found
-    with hub.saying(f"reading {source} from the hub"):
-        model, tokenizer = _read(source, revision, how, source)
-    return Found(model, tokenizer, source, getattr(model.config, "_commit_hash", None) or commit)
-
-
-def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any, Any]:
-    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+def _read(folder: Path, how: Reading, name: str) -> tuple[Any, Any]:
+    """The model in a folder, and its tokenizer or None."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from .split import disjoint
     from .stored import stored
     from .structure import keeps_state
 
-    given: dict[str, Any] = {"revision": revision} if revision is not None else {}
-    folder = Path(path) if Path(path).is_dir() else None
     with _quiet():
         try:
-            if folder is not None:  # refused from config.json alone, in words that name the field
-                _check_config(read_object(folder / CONFIG))
-            config = AutoConfig.from_pretrained(path, trust_remote_code=how.trust, **given)
+            fields = read_object(folder / CONFIG)
+            _check_config(fields)
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=how.trust)
             family_of(config)
-            if "initializer_range" not in PreTrainedConfig.get_config_dict(path, **given)[0]:
+            if "initializer_range" not in fields:
                 setattr(config, ASSUMED, True)
             where = dict(how.split or {})
-            if folder is not None:
-                check_weights(folder)
-                where["key_mapping"] = unwrapping(folder)
+            check_weights(folder)
             quantized = getattr(config, "quantization_config", None)
             if isinstance(quantized, dict) and quantized.get("quant_method") in DEQUANTIZED:
                 quantized["dequantize"] = True
@@ -271,7 +249,7 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
                     structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
                 where["device_map"] = disjoint(where["device_map"], structure)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path,
+                folder,
                 config=config,
                 dtype=how.torch_dtype,
                 use_safetensors=True,
@@ -279,7 +257,6 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
                 ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
                 **where,
-                **given,
             )
             model, loading = loaded
         except InputError as error:
@@ -307,7 +284,7 @@ def _read(path: str, revision: str | None, how: Reading, name: str) -> tuple[Any
         if how.tokenizer is not None:
             return model, how.tokenizer
         try:
-            tokenizer = _tokenizer(path, trust_remote_code=how.trust, **given)
+            tokenizer = _tokenizer(folder, trust_remote_code=how.trust)
         except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
             tokenizer = None
     return model, tokenizer
@@ -322,16 +299,15 @@ def _check_config(fields: Mapping[str, Any]) -> None:
     check_fields(fields)
 
 
-def _tokenizer(path: str, **given: Any) -> Any:
+def _tokenizer(folder: Path, **options: Any) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
-    revision = {name: value for name, value in given.items() if name == "revision"}
-    declared = get_tokenizer_config(path, **revision).get("tokenizer_class")
+    declared = get_tokenizer_config(folder).get("tokenizer_class")
     # For some model types (Qwen2) AutoTokenizer puts the family's splitting rules in the place of the file's
     # own, and other ids come out than the model was trained on. A generic class means: as the file says.
     kind = PreTrainedTokenizerFast if declared in GENERIC_TOKENIZERS else AutoTokenizer
-    return kind.from_pretrained(path, **given)
+    return kind.from_pretrained(folder, **options)
 
 
 def _unread(model: Any, names: Iterable[str]) -> list[str]:

@@ -172,7 +172,7 @@ def dispatched(model: Any, like: Any) -> Any:
     root = [hook.execution_device for hook in hooks(like) if hook.execution_device is not None]
     main: Any = root[0] if root else execution_device(like)
     main = "cpu" if str(main) == "cpu" else main  # accelerate compares it with that string
-    places = dict(getattr(like, "hf_device_map", None) or {"": "cpu"})
+    places: dict[str, Any] = dict(getattr(like, "hf_device_map", None) or {"": "cpu"})
     if "" in places:  # by this name accelerate finds no weights to offload
         places = {name: places[""] for name, _ in model.named_children()}
     places = {name: "cpu" if place == "disk" else place for name, place in places.items()}

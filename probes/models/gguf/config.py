@@ -138,11 +138,11 @@ class _Stated:
         Raises:
             InputError: it is none, or not there and without a default.
         """
-        value = self.values.get(key, default)
+        value: Any = self.values.get(key, default)
         if value is None:
             raise self.header.refuse(f"does not state {self.kind}.{key}; convert the model again")
-        if isinstance(value, list) and len(set(value)) == 1:  # one per block, all alike
-            value = value[0]
+        alike = isinstance(value, list) and len(set(value)) == 1  # one per block
+        value = value[0] if alike else value
         kind, most = (int, LARGEST) if whole else (int | float, math.inf)
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < most:
             raise self.wrong(key, f"{'a whole number of at least 1' if whole else 'another number'} belongs there")
@@ -176,7 +176,7 @@ def _fields(stated: _Stated) -> dict[str, Any]:
             raise stated.wrong(key, why)
     if stated.size("block_count") > len(header.tensors):
         raise stated.wrong("block_count", f"there are {len(header.tensors)} tensors in all")
-    defaults = {"attention.head_count_kv": heads, "attention.key_length": head_dim}
+    defaults: dict[str, Any] = {"attention.head_count_kv": heads, "attention.key_length": head_dim}
     defaults |= GEMMA2_DEFAULTS if kind == "gemma2" else {}
     fields: dict[str, Any] = {"model_type": kind, "vocab_size": rows}
     for key, field in ARCHITECTURES[kind].items():

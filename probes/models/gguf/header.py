@@ -103,7 +103,11 @@ def read_header(path: str | Path) -> Header:
             start = file.read(24)
         _check_start(blank, start)
         reader = _reader(path)
-        fields = {key: field for key, field in reader.fields.items() if not key.startswith("general.") or key in READ}
+        fields = {
+            key: field
+            for key, field in reader.fields.items()
+            if not key.startswith(("general.", "GGUF.")) or key in READ
+        }
         values = {key: field.contents() for key, field in fields.items()}
         tensors = {
             tensor.name: Stored(
@@ -163,8 +167,9 @@ def _reader(path: Path) -> Any:
         def _get_field_parts(self, orig_offs: int, raw_type: Any) -> Any:
             if raw_type != GGUFValueType.ARRAY:
                 return super()._get_field_parts(orig_offs, raw_type)
-            kind, count = struct.unpack_from("<IQ", self.data, orig_offs)
-            data, at = memoryview(self.data), orig_offs + 12
+            data: Any = memoryview(self.data)  # type: ignore[arg-type]
+            at = orig_offs + 12
+            kind, count = struct.unpack("<IQ", data[orig_offs:at])
             if count > LONGEST_ARRAY or kind == GGUFValueType.ARRAY:
                 raise ValueError(f"a list of {count:,} entries of type {kind}")
             if kind != GGUFValueType.STRING:
