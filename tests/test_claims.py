@@ -1,4 +1,4 @@
-"""Published claims: every rule both ways on small results, real results end to end, missing ones, the table."""
+"""Statements: every function both ways on small results, real results end to end, missing ones, the table."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 import pages
 import pytest
 import xarray as xr
-from claimed import CASES, HUB, LENGTH, U, atlas_of, given, judged, leaks, place, profile, steps, sunk, swap, trio
+from claimed import CASES, HUB, LENGTH, U, given, judged, leaks, profile, scalar, steps, sunk, swap, trained, trio
 from pages import held
 from typer.main import get_command
 
-from probes.claims.claim import SLUG, Claim, Statement, beside, claims_table, merged, origin
+from probes.claims.claim import SLUG, Claim, beside, claims_table, merged, origin
 from probes.claims.evidence import real
 from probes.claims.ledger import Source
 from probes.claims.rules import Told, sure
-from probes.claims.sources import claims
+from probes.claims.sources import STATED, claims
 from probes.cli.main import app
 from probes.results.folder import Collected, collect
 from probes.results.tables import write_report
@@ -41,26 +41,26 @@ def test_rules_hold_and_do_not(source):
             assert "nan" not in row.measured, row
 
 
-def test_every_statement_is_tried_but_those_that_need_accuracies():
-    names = {row.id for row in claims(Collected(Path("nowhere")))}
-    assert names - set(CASES) == {name for name in names if name.startswith("liu-") and "recall" not in name}
-    assert set(CASES) <= names
+def test_every_function_is_tried_but_those_that_need_accuracies():
+    tried = {STATED[name].function for name in CASES}
+    untried = {name for name, one in STATED.items() if one.function not in tried}
+    assert untried == {name for name in STATED if name.startswith("liu-") and "recall" not in name}
 
 
 def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
     group: Any = get_command(app)
     rows = claims(Collected(Path("nowhere")))
-    assert len({row.id for row in rows}) == len(rows)
+    assert len(rows) == len(STATED) == len({row.id for row in rows})
     for row in rows:
         assert (row.verdict, row.measured, row.tiny) == ("not measured", "-", "-")
-        assert SLUG.fullmatch(row.id)
         assert row.population != "toys"
         assert re.fullmatch(r"[A-Z].*\.", row.claim)  # each row is read alone
         assert row.rule
         assert row.model != "-"
-        for program, name, *arguments in map(str.split, row.command.split(" && ")):
+        for program, *arguments in map(str.split, row.command.split(" && ")):
             assert program == "headwater"
-            group.commands[name].make_context(name, arguments)  # raises what it would refuse
+            name, command, rest = group.resolve_command(None, arguments)
+            command.make_context(name, rest)  # raises what it would refuse
     assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]", "[Xiao]"}
 
 
@@ -77,10 +77,11 @@ def test_a_decorated_function_is_a_statement_and_a_bad_id_is_refused():
 
     second, first = source.but(published="-").statements
     assert [one.judged(given(sinks={"y": sunk()})).verdict for one in (first, second)] == ["holds", "does not hold"]
-    said = [(s.id, s.source, s.claim, s.published) for s in (first.statement, second.statement)]
-    assert said == [("x-a", "[X] 1", "A claim in two lines.", "2 %"), ("x-b", "[X] 2", "Said.", "2 %")]
-    with pytest.raises(ValueError, match="id 'No slug' is no slug"):
-        Statement("No slug", "[X]", "a", "b")
+    told = [(s.id, s.source, s.claim, s.published) for s in (first.statement, second.statement)]
+    assert told == [("x-a", "[X] 1", "A claim in two lines.", "2 %"), ("x-b", "[X] 2", "Said.", "2 %")]
+    with pytest.raises(ValueError, match="id 'x-No slug' is no slug"):
+        source("No slug", rule="r")(lambda ds: None)
+    assert SLUG.fullmatch("x-2.5b")
 
 
 def check(name: str, collected: Collected, verdict: str | None = None, **beginnings: str) -> None:
@@ -90,19 +91,6 @@ def check(name: str, collected: Collected, verdict: str | None = None, **beginni
     for field, value in beginnings.items():
         assert getattr(row, field).startswith(value), field
     assert "nan" not in row.measured + row.tiny
-
-
-CUT = np.where(np.arange(LENGTH) < 30, 0.0, U)  # what a window leaves: no beginning, no middle
-PRIMACY = f"{shape_of(U).primacy:.3g}"
-
-
-def test_places_of_a_map_are_told_one_by_one_or_counted():
-    said = f"place 0: primacy {PRIMACY}, recency 9.99"
-    check("chowdhury-u-at-birth-gpt2", given(map=atlas_of(place(U, name="GPT-2"))), measured=said)
-    said = (
-        "both ends stand above the middle 2 of 2 at 1.25, 2 of 2 at 1.5, 1 of 2 at 2 times; below 2 from d σ² = 0.05 on"
-    )
-    check("chowdhury-u-at-birth-everywhere", given(map=atlas_of(place(), place(claimed.curve(2)))), measured=said)
 
 
 def test_what_is_not_known_does_not_count_and_keeps_the_command_that_will_tell():
@@ -115,29 +103,24 @@ def test_what_is_not_known_does_not_count_and_keeps_the_command_that_will_tell()
     command = "headwater bos-swap meta-llama/"
     check("ruscio-bos-removes-40", given(bos_swap={"y": unknown}), "not measured", measured="y: ?", command=command)
     check("ruscio-protocol-replacement", given(bos_swap={"x": one}), "not measured")
-    near = given(bos_swap={"x": swap({"mean": 0.4}, later=0.39)})
-    said = "x: 9-31: 40% [36%, 44%], 32-63: 39% [35%, 43%] (mean)"
-    check("ruscio-protocol-band", near, "undecided", measured=said)
     ds = leaks()
     ds["weight_source_of_model"] = ds["weight_source_of_model"] + xr.DataArray([1e9, -1e9, 0], dims="source")
     said = "x: both off 0 nat²; weights without the mask overflow"
     check("ruscio-isolation-design", given(leakage={"x": ds}), "not measured", measured=said)
 
 
+CUT = np.where(np.arange(LENGTH) < 30, 0.0, U)  # what a window leaves: no beginning, no middle
+PRIMACY = f"{shape_of(U).primacy:.3g}"
+
+
 def test_windows_zeros_gaps_and_short_curves_give_no_numbers():
     birth, persists = "chowdhury-u-at-birth-bundled", "chowdhury-u-persists"
     windowed = profile(init=CUT, pretrained=CUT, config={"sliding_window": 8})  # no case of full attention
     for name in (birth, persists):
-        with_one = given(jacobian={"x": profile(init=U, pretrained=U), "y": windowed})
-        assert (held(judged(name, with_one)), judged(name, with_one).model) == (True, "x")
+        check(name, given(jacobian={"x": profile(init=U, pretrained=U), "y": windowed}), "holds", model="x")
         check(name, given(jacobian={"y": windowed}), "not measured")
-    not_used = profile(init=U, config={"sliding_window": 8, "use_sliding_window": False})
-    check(birth, given(jacobian={"z": not_used}), "holds")
-    said = "x: primacy: no middle, recency: no middle"
-    check(birth, given(jacobian={"x": profile(init=CUT)}), "not measured", measured=said)
-    cut = given(map=atlas_of(place(CUT, name="GPT-2"), place(CUT, window=32)))
-    check("chowdhury-u-at-birth-gpt2", cut, "not measured")
-    assert all("nan" not in row.measured for row in claims(cut))
+    check(birth, given(jacobian={"x": profile(init=CUT)}), "not measured", measured="x: primacy: no middle, recency:")
+    check("chowdhury-u-at-birth-gpt2", claimed.atlas(claimed.place(CUT, name="GPT-2")), "not measured")
     gaps = profile(init=np.where(np.arange(LENGTH) == 3, np.nan, U))
     for one in (gaps, profile(init=U).isel(position=slice(5)).assign_attrs(options="{}")):
         check(birth, given(jacobian={"x": one}), "not measured")
@@ -146,23 +129,18 @@ def test_windows_zeros_gaps_and_short_curves_give_no_numbers():
 def test_sink_rates_are_compared_at_the_published_length_alone():
     name, command = "gu-sink-rate-llama3-8b", f"headwater sinks {HUB[0]} --prompts 100 --length 64 --out runs/llama3-8b"
     said = f"{HUB[0]}: 100.0 [100.0, 100.0] % at T = 256, published at T = 64"
-    longer = given(sinks={HUB[0]: sunk(0.99, length=256)})
-    check(name, longer, "not measured", measured=said, command=command)
+    check(name, given(sinks={HUB[0]: sunk(0.99, length=256)}), "not measured", measured=said, command=command)
     without = given(sinks={HUB[0]: sunk(1.0).isel(prompt=0, drop=True)})  # its prompts were not kept
     check(name, without, measured=f"{HUB[0]}: 100.0 % at T = 64")
 
 
 def test_training_is_judged_by_several_runs_and_the_steps_measured():
     check("gu-emerges-in-training", steps(0, 0, 0), "does not hold")
-    check("gu-emerges-when", steps(0, 0, 0), "undecided")
     check("gu-emerges-when", steps(0, 0, 0.5), "undecided")  # between step 1,000 and the end, which may be any
-    alone = given(steps={name: ds for name, ds in steps(0, 0, 0.5)["steps"].items() if name.startswith("x")})
-    said, command = (
-        "x: 0.000 at step 0, 0.000 at step 1,000, 0.500 at the end",
-        "headwater pretrain tiny-llama --seed 1 ",
-    )
-    check("gu-emerges-in-training", alone, "undecided", measured=said, command=command, model="x over training")
     found = steps(0, 0, 0.5)["steps"]
+    alone = given(steps={name: ds for name, ds in found.items() if name.startswith("x")})
+    said = {"measured": "x: 0.000 at step 0, 0.000 at step 1,000, 0.500 at the end", "model": "x over training"}
+    check("gu-emerges-in-training", alone, "undecided", command="headwater pretrain tiny-llama --seed 1 ", **said)
     for kept in (["@step0"], ["@step1000", ""]):  # a course has its beginning and something after it
         few = given(steps={f"{run}{step}": found[f"{run}{step}"] for run in "xyz" for step in kept})
         check("gu-emerges-in-training", few, "not measured")
@@ -179,43 +157,22 @@ def test_measured_rows_have_the_commands_of_their_results_if_these_have_any():
     check("chowdhury-u-persists", python, "holds", command="headwater jacobian smollm2-135m ")
 
 
-def test_tiny_models_decide_nothing_about_language_models():
-    tiny, name = sunk(0.0).assign_attrs(config="{}"), "gu-sinks-in-small-models"
-    said = {"tiny": "tiny-llama: 0.000 [0.000, 0.000]"}
-    command = "headwater sinks smollm2-135m "
-    check(name, given(sinks={"tiny-llama": tiny}), "not measured", measured="-", command=command, **said)
-    both = given(sinks={"tiny-llama": tiny, "x": sunk()})
-    check(name, both, "holds", **said)
-    assert judged(name, both).model == "x"
-
-
 def test_what_cannot_be_compared_is_not_measured():
-    other = claimed.scalar("pretrained", 1.01)
+    other, older = scalar("pretrained", 1.01), trained(U, U + 0.1)  # without the scale-free sensitivity
     other.results["scalar"]["x"].attrs["tokens_sha256"] = "another"
     check("chowdhury-objection-surrogate-pretrained", other, "not measured")
-    older = claimed.trained(U, U + 0.1)  # without the scale-free sensitivity
     older.results["jacobian"]["x"] = older["jacobian"]["x"].drop_vars("elasticity")
     check("chowdhury-baseline-persists", older, "not measured")
 
 
-def test_the_interval_over_prompts_is_the_jackknife_s():
-    ds = profile(pretrained=U)
-    values = ds["sensitivity"].values
-    values[0, 0, 0, :2] *= 3  # one prompt reads the beginning
-    found = judged("chowdhury-u-persists", given(jacobian={"x": ds})).measured
-    low, high = (float(x) for x in re.search(r"primacy \S+ \[(\S+), (\S+)\]", found).groups())  # pyright: ignore
-    assert low < shape_of(np.exp(np.log(values[0, 0]).mean(0))).primacy < high
-
-
 def row(name: str, holds: bool | None, **fields: Any) -> Claim:
-    return Statement(name, fields.pop("source", "[X] 1"), "claim", "rule", **fields).judged("5", holds)
+    return Claim(name, fields.pop("source", "[X] 1"), "claim", "rule", **fields).judged("5", holds)
 
 
 def test_merged_keeps_what_was_decided():
     known = (("a", None), ("b", True), ("a", False), ("c", None), ("c", None), ("b", None), ("b", False))
     got = [(one.id, held(one)) for one in merged([row(name, holds) for name, holds in known])]
     assert got == [("a", False), ("b", True), ("b-2", False), ("c", None)]
-    assert merged([]) == []
     unknown = replace(row("c", None), measured="-")
     assert merged([unknown, row("c", None)])[0].measured == "5"  # what is known of it, though it decides nothing
 
@@ -237,36 +194,31 @@ def test_rows_for_which_more_was_measured_are_kept(tmp_path):
     now += [replace(fewer, measured="ape: 3", model="ape"), replace(anew, measured="ape: 9", verdict="undecided")]
     found, kept = beside(now, tmp_path / "claims.md")
     assert kept == ["gone", "tiny", "fewer", "anew-2"]
-    assert {claim.id: claim for claim in found} == {
-        one.id: one for one in (gone, tiny, row("new"), fewer, now[-1], second)
-    }
+    expected = {one.id: one for one in (gone, tiny, row("new"), fewer, now[-1], second)}
+    assert {claim.id: claim for claim in found} == expected
     assert beside(found, tmp_path / "claims.md")[1] == []
     assert beside(now, tmp_path / "none.md") == (now, [])
 
 
 def test_the_table_is_sorted_counted_and_escaped(tmp_path):
-    found = [
-        row("b", True, source="[Y] 2", command="headwater y"),
-        row("a", None, source="[X] Fig. 1", published="|x| = 2", command="headwater x"),
-        row("c", False, source="[X] Fig. 1", population="controlled"),
-        row("d", False, source="control", kind="ours"),
-    ]
-    report = claims_table(found)
+    report = claims_table(
+        [
+            row("b", True, source="[Y] 2", command="headwater y"),
+            row("a", None, source="[X] Fig. 1", published="|x| = 2", command="headwater x"),
+            row("c", False, source="[X] Fig. 1", population="controlled"),
+            row("d", False, source="control", kind="theorem"),
+        ]
+    )
     assert [one[0] for one in report.tables[0].rows] == ["`a`", "`c`", "`b`", "`d`"]
     assert report.lines == [
         "published, toys: 2 statements, 1 holds, 1 undecided",
         "published, controlled training: 1 statements, 1 does not hold",
-        "our own generalisations and controls: 1 statements, 1 does not hold",
+        "theorems and identities: 1 statements, 1 does not hold",
     ]
     write_report(report, tmp_path / "claims.md")
-    write_report(report, tmp_path / "parts.md", "headwater x --prompt 'a; b'; headwater y")
-    several = (tmp_path / "parts.md").read_text(encoding="utf-8").splitlines()
-    assert several[2:6] == ["```sh", "headwater x --prompt 'a; b'", "headwater y", "```"]
     page = (tmp_path / "claims.md").read_text(encoding="utf-8")
-    said = (
-        "| `a` | published | toys | [X] Fig. 1 | claim | \\|x\\| = 2 | 5 | - | - | undecided | rule | `headwater x` |"
-    )
-    assert said in page
+    cells = "published | toys | [X] Fig. 1 | claim | \\|x\\| = 2 | 5 | - | - | undecided | rule | `headwater x` |"
+    assert f"| `a` | {cells}" in page
     assert page.splitlines()[2].startswith("Each verdict is computed")
 
 
@@ -308,7 +260,3 @@ def test_real_results_are_judged(reported, monkeypatch):
     assert "weights without the mask overflow" in rows["ruscio-isolation-design"].measured
     assert rows["ruscio-fingerprint-constant"].model == "ape"
     assert rows["gu-no-meaning-needed"].model == pages.ROGUE
-    alone = [row for kind in reported for row in claims(Collected(reported.root, {kind: dict(reported[kind])}))]
-    for row in merged(alone):  # any one kind is judged as it is among all
-        both = row.id.startswith("chowdhury-objection-surrogate")  # compares two kinds
-        assert (row.verdict == "not measured") if both else (row == rows[row.id])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..results.theory_map import Row
 from ..results.ushape import SHORTEST
 from ..theory.cesaro import cesaro_bins
 from . import readings as read
-from .evidence import Results, Tell, fresh, places, real
+from .evidence import Results, fresh, places, real
 from .ledger import Source
 from .readings import prompted, roughly, strength_told
 from .rules import Lacks, Test, Told, above, below, every, near, nothing, told
@@ -87,11 +87,7 @@ for short, model, length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "
     chowdhury(f"u-persists-{short}", "experiments", claim, rule=rule, needs=needs)(u_of_model)
 
 
-@ours(
-    "u-at-birth-bundled",
-    rule=f"both ends at least {WEAK:g} in every fresh model without window",
-    needs=fresh("jacobian"),
-)
+@ours("u-at-birth-bundled", rule=f"both at least {WEAK:g} in every fresh model without window", needs=fresh("jacobian"))
 def _(ds: xr.Dataset) -> Told:
     """The U-shape of sensitivity is there in fresh models, before any training."""
     return u_of_model(ds, "init")
@@ -147,16 +143,10 @@ def _(kinds: Results) -> Told:
 
 USUAL = ("GPT-2", "Qwen2.5-0.5B")
 EXACT = 0.05  # RMS log error up to which a theory of a curve may be called exact: ours
-usual = chowdhury.but(needs=places("fresh GPT-2 and Qwen2.5-0.5B configurations", group="model"))
-
-
-def of_both(tell: Callable[[Row], Told]) -> Tell:
-    """What a place says, of both usual configurations."""
-    return wraps(tell)(lambda rows: {name: tell(row) for name in USUAL for row in rows if row["name"] == name})
+usual = chowdhury.but(needs=places("fresh GPT-2 and Qwen2.5-0.5B configurations", USUAL, group="model"))
 
 
 @usual("cesaro-ranks", "experiments", published=f"{SAME:g}", rule=f"{RANKS} in both models, at N^L's best alpha")
-@of_both
 def _(row: Row) -> Told:
     """The last row of the Cesàro power N^L orders the positions as the Jacobian norm of fresh models does."""
     return ranked(row["cesaro"], row["measured"])
@@ -166,17 +156,13 @@ def exact(error: float) -> Told:
     return number(error), below(roughly(max(error, 1e-12)), float(np.log(EXACT)))
 
 
-@usual(
-    "cesaro-exact", "title", rule=f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both models"
-)
-@of_both
+@usual("cesaro-exact", "title", rule=f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both")
 def _(row: Row) -> Told:
     """The Cesàro power N^L is an exact theory of the sensitivity profile at initialization."""
     return exact(row.cesaro_error)
 
 
 @usual("continuous-limit", rule=f"RMS log error of the density at N^L's alpha and the best scale at most {EXACT:g}")
-@of_both
 def _(row: Row) -> Told:
     """The closed-form density of the continuous limit of N^L describes the sensitivity profile at initialization."""
     density = cesaro_bins(int(row["length"]), int(row["blocks"]), alpha=float(row["alpha"]))
@@ -209,7 +195,6 @@ def misfits(row: Row) -> tuple[float, float]:
 
 
 @usual("primacy-tail", rule=f"{CLIMBS}, and a quadratic in ln(1/x) fits with less than half the error of one in x")
-@of_both
 def _(row: Row) -> Told:
     """Influence diverges toward the start of the prompt as a polynomial in ln(1/x)."""
     rho, (by_logarithm, by_place) = climb(row), misfits(row)
@@ -226,10 +211,7 @@ def _(rows: Rows) -> Told:
     return words + (f"; below from d σ² = {min(flat):.2g} on" if flat else ""), every(one >= RISING for one in rho)
 
 
-@usual(
-    "recency-isolated", rule=f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it in both"
-)
-@of_both
+@usual("recency-isolated", rule=f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it")
 def _(row: Row) -> Told:
     """At birth the last position stands as an isolated anchor above its neighbours in the profile."""
     curve = row["measured"]
@@ -288,26 +270,27 @@ def _(rows: Rows) -> Told | None:
 
 # ------------------------------------------------------------------------------------------------------- the score path
 
+FRESH = fresh("theory", options="--prompts 2")
 SHARE = 0.95  # of the norm that the value path has where the score path counts as vanished: ours
 VALUE = f"the value path alone has at least {SHARE:.0%} of the norm"
 
 
-@usual("score-path-vanishes-usual", "theory", rule=f"{VALUE} in both configurations of the map")
+@chowdhury(
+    "score-path-vanishes-usual", "theory", rule=f"{VALUE} in both", needs=places(" and ".join(USUAL), group="model")
+)
 def _(rows: Rows) -> dict[str, Told]:
     """At initialization the part of the Jacobian through attention scores vanishes."""
     return {
-        f"{row['name']} ({strength_told(row['strength'])})": (f"value path {share:.3f}", share >= SHARE)
+        f"{row['name']} ({strength_told(row['strength'])})": (
+            f"value path {row.value_share:.3f}",
+            row.value_share >= SHARE,
+        )
         for row in rows
-        if row["name"] in USUAL and np.isfinite(share := row.value_share)
+        if row["name"] in USUAL
     }
 
 
-@ours(
-    "score-path-vanishes-bundled",
-    "theory",
-    rule=f"{VALUE}, mean over positions, in every fresh model",
-    needs=fresh("theory", options="--prompts 2"),
-)
+@ours("score-path-vanishes-bundled", "theory", rule=f"{VALUE} (mean over positions) in every fresh model", needs=FRESH)
 def _(ds: xr.Dataset) -> Told:
     """At initialization the part of the Jacobian through attention scores vanishes in real architectures."""
 
@@ -390,9 +373,7 @@ MORE = (
 )
 
 
-@after(
-    "training-adds-spikes", "experiments", rule=f"{MORE} training, on the same prompts, in every model without window"
-)
+@after("training-adds-spikes", "experiments", rule=f"{MORE} training, in every model without window")
 def _(ds: xr.Dataset) -> Told:
     """Pretraining adds local spikes to the profile."""
     fresh, trained = elasticities(ds)

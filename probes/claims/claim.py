@@ -1,23 +1,21 @@
 """Statements and their verdicts: what was claimed, what was measured, and whether it holds, by a rule over intervals.
 
-A verdict is never typed in. A `Statement` is what a source says, with the rule in words; it is read from a TOML file of
-`probes.claims.sources`, or of the toy experiment that redoes the source's figure. The rule itself is a function of
-results in the module beside that file: it gives what was measured and the verdict. Where results lack what a rule needs,
-the claim is "not measured" and names the command that will measure it.
+A verdict is never typed in: the function of a statement (`probes.claims.ledger`) gives what was measured, and the test that
+decides. Where results lack what it needs, the claim is "not measured" and names the command that will measure it.
 
 A statement speaks of one population, and only that population decides it: fresh weights of any size; language models
-that others trained, of 100 million parameters and more; controlled training, where one ingredient differs; toys that do
-their task.
+that others trained, of about 100 million parameters and more; controlled training, where one ingredient differs; toys that
+do their task.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ..results.tables import Report, Table
 
@@ -42,7 +40,7 @@ SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 
 
 class Judged(NamedTuple):
-    """What a rule found in results."""
+    """What results say of a statement."""
 
     measured: str
     verdict: Verdict
@@ -57,10 +55,11 @@ def verdict_of(holds: bool | None) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Statement:
-    """What a source says, and how it is decided; `model` and `command` are those of a measurement still to be made.
+class Claim:
+    """One row: what a source says and how it is decided; and, where it was judged, what was measured, with the verdict.
 
-    `id` is lower case with hyphens and never changes, so that a row can be referred to.
+    `id` is lower case with hyphens and never changes, so that a row can be referred to. `model` and `command` are those of
+    the results that judged it, else of a measurement still to be made.
     """
 
     id: str
@@ -72,6 +71,9 @@ class Statement:
     command: str = ""
     kind: Kind = "published"
     population: Population = "toys"
+    measured: str = "-"  # the value with its interval, in words; "-" where there is none
+    verdict: Verdict = "not measured"
+    tiny: str = "-"  # the same of models too small to decide
 
     def __post_init__(self) -> None:
         if not SLUG.fullmatch(self.id):
@@ -83,7 +85,6 @@ class Statement:
         self,
         measured: str = "-",
         verdict: Verdict | bool | None = None,
-        *,
         model: str = "",
         command: str = "",
         tiny: str = "-",
@@ -95,20 +96,11 @@ class Statement:
         if not isinstance(verdict, str):
             verdict = "not measured" if verdict is None and measured in ("", "-") else verdict_of(verdict)
         command = command or self.command if verdict in DECIDED else self.command or command
-        said: dict[str, Any] = vars(self) | {"model": model or self.model, "command": command}
-        return Claim(**said, measured=measured, verdict=verdict, tiny=tiny)
+        model = model or self.model
+        return replace(self, measured=measured, verdict=verdict, model=model, command=command, tiny=tiny)
 
 
-@dataclass(frozen=True)
-class Claim(Statement):
-    """One row: a statement, judged or not; `model` and `command` are those of the results that judged it, if any did."""
-
-    measured: str = "-"  # the value with its interval, in words; "-" where there is none
-    verdict: Verdict = "not measured"
-    tiny: str = "-"  # the same of models too small to decide
-
-
-Rule = Callable[..., Judged | None]  # of `Collected` and its own parameters; None: nothing there to judge
+Statement = Claim  # of which nothing is measured yet
 
 
 def merged(found: Iterable[Claim]) -> list[Claim]:

@@ -10,7 +10,7 @@ decides. None means that its argument is no case, and so does a `KeyError`: a re
 
 - `fresh`, `real` of one kind of results: a result of one model, for each model by itself;
 - `fresh`, `real` of several kinds: one model's results by kind, for each model by itself;
-- `places`: the places of the maps of theory; words and tests of single places may be returned by their names;
+- `places`: a place of the maps of theory, by itself, if named, else all of them; words and tests may be returned by name;
 - `runs`: for each of the models named its runs, by name.
 """
 
@@ -99,12 +99,15 @@ def fresh(*kinds: str, options: str = "", model: str = "fresh models") -> Eviden
     return Evidence("initialization", partial(_of_models, kinds, in_each, "", ()), command, model)
 
 
-def places(model: str = "fresh models", **where: Any) -> Evidence:
-    """Places of the maps of theory, of fresh models, with these coordinates."""
+def places(model: str = "fresh models", names: Sequence[str] = (), **where: Any) -> Evidence:
+    """Places of the maps of theory, of fresh models, with these coordinates; those of these names one by one."""
 
     def judge(collected: Collected, tell: Tell) -> Judged | None:
         maps = collected["map"].values()
         found = [row for ds in maps for row in rows(ds, **where)]
+        by_name = {name: row for name in names for row in found if row["name"] == name}
+        if names:
+            return judged({name: tell(row) for name, row in by_name.items()}, model, maps)
         return judged(case(tell, found), model, maps) if found else None
 
     return Evidence("initialization", judge, "headwater map --out reports/theory", model)

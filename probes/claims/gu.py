@@ -23,6 +23,7 @@ from .rules import QUARTER, Test, Told, above, below, every, in_most, listed, ne
 THERE = 0.01  # sink rate from which on a sink is there: ours
 AT_ZERO = f"sink rate of position 0 (threshold 0.3) above {THERE:g}"
 gu = Source("[Gu]", "gu", real("sinks"), "abstract")
+followed, windows = gu.but(needs=real("trajectory"), where="3.1"), gu.but(where="section 6, Fig. 6")
 
 
 def sinks(ds: xr.Dataset) -> xr.DataArray:
@@ -116,7 +117,7 @@ def _(ds: xr.Dataset) -> Told:
 @gu(
     "first-token-alone",
     "3.1",
-    rule="in every model with a sink, no other position measured has as high a sink rate as 0",
+    rule="no other position measured has as high a sink rate as 0, in every model with a sink",
 )
 def _(ds: xr.Dataset) -> Told:
     """The attention sink is the first token, and no other."""
@@ -126,15 +127,13 @@ def _(ds: xr.Dataset) -> Told:
 
 
 COLLECTS = 0.1  # above uniform attention; ours
-
-
-@gu(
-    "no-token-collects",
-    "3.1",
-    rule="of tokens at keys 1 to T/2 in three prompts or more, none has a mean alpha (over heads) more than "
-    f"{COLLECTS:g} above uniform attention in any block of any model",
-    needs=real("all-keys/sinks", more="--keys all --reacts off --pictures 0"),
+ALL_KEYS = real("all-keys/sinks", more="--keys all --reacts off --pictures 0")
+COLLECTING = (
+    f"no token of three prompts or more at keys 1 to T/2 has a mean alpha {COLLECTS:g} above uniform in any block"
 )
+
+
+@gu("no-token-collects", "3.1", rule=COLLECTING, needs=ALL_KEYS)
 def _(ds: xr.Dataset) -> Told | None:
     """Attention collects at the first token, and at no token behind it."""
     there = ds["token_excess"].where(ds["token_id"] >= 0)
@@ -184,11 +183,8 @@ def _(ds: xr.Dataset) -> Told:
     return (words, in_most(share < weight)) if len(weight) else ("no head attends", None)
 
 
-@gu(
-    "stream-of-sink-large",
-    "3.1",
-    rule=f"the norm at the first token, known within a quarter, is above {LARGE:g} times the others' in some block",
-    needs=real("trajectory"),
+@followed(
+    "stream-of-sink-large", rule=f"its norm, known within a quarter, is above {LARGE:g} times the others' in some block"
 )
 def _(ds: xr.Dataset) -> Told:
     """From some block on the first token's hidden state is significantly larger than the others'."""
@@ -197,11 +193,8 @@ def _(ds: xr.Dataset) -> Told:
     return f"{ratio[at]:.1f} times before block {at}", above(roughly(float(ratio[at]), QUARTER), math.log(LARGE))
 
 
-@gu(
-    "massive-activations",
-    "3.1, after [Sun]",
-    rule="in every model some dimension at position 0 exceeds 100 and is above 1,000 medians in some block",
-    needs=real("trajectory"),
+@followed(
+    "massive-activations", "3.1, after [Sun]", rule="some dimension there exceeds 100 and 1,000 medians in some block"
 )
 def _(ds: xr.Dataset) -> Told:
     """The first token has massive activations."""
@@ -214,11 +207,11 @@ def _(ds: xr.Dataset) -> Told:
 
 STEP = re.compile(r"(?:.*/)?(?P<model>[^/@]+)[@/]step(?P<step>\d+)")
 EMERGES = (1000, 2000)  # steps, of the published models of 60 million parameters
-Rates = Mapping[str, Mapping[float, float]]  # by run and step
+Courses = Sequence[Mapping[float, float]]  # of runs, by step
 
 
 def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
-    """For what sink rates of controlled runs say, by step; the end, whose step a name does not say, is infinity."""
+    """For the tests of sink rates by step, one course per controlled run; the end, which no name tells, is infinity."""
     found: dict[str, dict[float, xr.Dataset]] = {}
     for name, ds in {**collected["steps"], **collected["controlled/steps"]}.items():
         match = STEP.fullmatch(name)
@@ -226,46 +219,36 @@ def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
         found.setdefault(model, {})[step] = ds
     found = {model: dict(sorted(steps.items())) for model, steps in found.items() if len(steps) > 1 and 0 in steps}
     used = [ds for steps in found.values() for ds in steps.values()]
-    return judged(case(tell, found), f"{', '.join(found)} over training", used) if found else None
+
+    def words_and_test(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
+        rates = {model: {step: sink_rate(ds).value for step, ds in steps.items()} for model, steps in found.items()}
+        at = {step: f"step {step:,.0f}" for course in rates.values() for step in course} | {math.inf: "the end"}
+        words = (
+            f"{model}: {', '.join(f'{rate:.3f} at {at[step]}' for step, rate in course.items())}"
+            for model, course in rates.items()
+        )
+        return "; ".join(words), tell(list(rates.values()))
+
+    return judged(case(words_and_test, found), f"{', '.join(found)} over training", used) if found else None
 
 
-COURSE = training(
-    "steps",
-    ["tiny-llama"],
-    "--reacts off --pictures 0 --prompts 16",
-    (1, 2),
-    ("/step0", "/step100", "/step300", "/step1000", ""),
-)
+STEPS = ("/step0", "/step100", "/step300", "/step1000", "")
+COURSE = training("steps", ["tiny-llama"], "--reacts off --pictures 0 --prompts 16", (1, 2), STEPS)
 emerging = gu.but(needs=Evidence("controlled", judge_courses, COURSE, "tiny-llama over its training"))
 
 
-def courses_of(found: Mapping[str, Mapping[float, xr.Dataset]]) -> tuple[str, Rates]:
-    """Sink rates by run and step, in words, too."""
-    rates = {model: {step: sink_rate(ds).value for step, ds in steps.items()} for model, steps in found.items()}
-    step_told = {step: f"step {step:,.0f}" for course in rates.values() for step in course} | {math.inf: "the end"}
-    words = (
-        f"{model}: {', '.join(f'{rate:.3f} at {step_told[step]}' for step, rate in course.items())}"
-        for model, course in rates.items()
-    )
-    return "; ".join(words), rates
-
-
 @emerging("emerges-in-training", "section 4", rule=f"{AT_ZERO} at the last step and below at step 0, {OVER_RUNS}")
-def _(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
+def _(courses: Courses) -> Test:
     """Attention sinks are not there at initialization; they emerge in training."""
-    words, rates = courses_of(found)
-    first, last = (over_training([list(course.values())[at] for course in rates.values()]) for at in (0, -1))
-    return words, every([below(first, THERE), above(last, THERE)])
+    first, last = (over_training([list(course.values())[at] for course in courses]) for at in (0, -1))
+    return every([below(first, THERE), above(last, THERE)])
 
 
-@emerging(
-    "emerges-when",
-    "Fig. 4",
-    rule=f"in each of {RUNS} runs or more the steps measured around the first sink rate of {THERE:g} lie within these; in "
-    "none, for it not to hold",
-    published=f"{EMERGES[0]:,} to {EMERGES[1]:,} steps",
-)
-def _(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
+WHEN = f"in each of {RUNS} runs or more the steps measured around its first sink rate of {THERE:g} lie within; in none, not"
+
+
+@emerging("emerges-when", "Fig. 4", rule=WHEN, published=f"{EMERGES[0]:,} to {EMERGES[1]:,} steps")
+def _(courses: Courses) -> Test:
     """The attention sink emerges between 1,000 and 2,000 steps of training."""
 
     def within(course: Mapping[float, float]) -> Verdict:
@@ -275,10 +258,9 @@ def _(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
             return "holds"
         return "does not hold" if last >= EMERGES[1] or first <= EMERGES[0] else "undecided"
 
-    words, rates = courses_of(found)
-    verdicts: list[Verdict] = [within(course) for course in rates.values()]
+    verdicts: list[Verdict] = [within(course) for course in courses]
     agreed = verdicts[0] if len(verdicts) >= RUNS and len({*verdicts}) == 1 else "undecided"
-    return words, lambda level: agreed
+    return lambda level: agreed
 
 
 def of_runs(results: Results) -> list[float]:
@@ -295,13 +277,10 @@ WINDOWS, LOGITS = ("tiny-llama", "tiny-mistral-window"), ("tiny-sink-logits", "t
 PREVENTS = f"{AT_ZERO} in {{}}, below in {{}}, {OVER_RUNS} of each"
 
 
-@gu(
-    "window-absolute-first",
-    "section 6, Fig. 6",
-    rule="mean weight against that of uniform attention is above 1 at position 0 and higher there than at every other "
-    f"position measured, {OVER_RUNS}",
-    needs=runs("sinks", WINDOWS[1]),
-)
+FIRST = f"mean weight against uniform attention's is above 1 at position 0 and higher than at any other, {OVER_RUNS}"
+
+
+@windows("window-absolute-first", rule=FIRST, needs=runs("sinks", WINDOWS[1]))
 def _(models: Sequence[Results]) -> Told:
     """Under sliding-window attention the sink is the absolute first token."""
     found = [ahead(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in models[0].values()]
@@ -311,7 +290,7 @@ def _(models: Sequence[Results]) -> Told:
     return words, every([above(over_training(first), 1), above(difference, 0)])
 
 
-@gu("window-prevents", "section 6, Fig. 6", rule=PREVENTS.format(*WINDOWS), needs=runs("sinks", *WINDOWS))
+@windows("window-prevents", rule=PREVENTS.format(*WINDOWS), needs=runs("sinks", *WINDOWS))
 def _(models: Sequence[Results]) -> Told:
     """Small windows prevent the emergence of attention sinks."""
     plain, narrow = map(of_runs, models)
@@ -319,13 +298,10 @@ def _(models: Sequence[Results]) -> Told:
     return words, prevents(plain, narrow)
 
 
-@gu(
-    "learned-sink-replaces-first",
-    "our control",
-    rule=PREVENTS.format(*LOGITS[::-1]),
-    kind="ours",
-    needs=runs("sinks", *LOGITS, seeds=(0, 1, 2)),
-)
+CONTROL = runs("sinks", *LOGITS, seeds=(0, 1, 2))
+
+
+@gu("learned-sink-replaces-first", "our control", rule=PREVENTS.format(*LOGITS[::-1]), kind="ours", needs=CONTROL)
 def _(models: Sequence[Results]) -> Told:
     """A learned sink logit in every head takes the place of the sink at position 0."""
     learned, plain = map(of_runs, models)

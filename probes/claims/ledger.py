@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from ..results.folder import Collected
-from .claim import Claim, Kind, Statement
+from .claim import Claim, Kind
 from .evidence import TOYS, Evidence, Tell
 
 
@@ -30,7 +30,7 @@ from .evidence import TOYS, Evidence, Tell
 class Stated:
     """A statement with the function that reads its evidence; `given` are the parameters that the decorator gave it."""
 
-    statement: Statement
+    statement: Claim  # not judged
     needs: Evidence
     function: Tell
     given: dict[str, Any]
@@ -38,7 +38,7 @@ class Stated:
     def judged(self, collected: Collected) -> Claim:
         """By a folder's results."""
         judged = self.needs.judge(collected, partial(self.function, **self.given))
-        return self.statement.judged(**judged._asdict()) if judged else self.statement.judged()
+        return self.statement.judged(*judged) if judged else self.statement
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Source:
         needs = needs or self.needs
 
         def state(function: Tell) -> Tell:
-            statement = Statement(
+            statement = Claim(
                 id="-".join(filter(None, (self.prefix, name, self.suffix))),
                 source=f"{self.name} {where or self.where}".strip(),
                 claim=claim or " ".join(str(function.__doc__).split()),

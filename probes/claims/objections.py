@@ -41,17 +41,13 @@ def powers_nearer(rows: Sequence[Row], powers: str, amplitudes: str) -> Told:
 SMALLER = "the smaller RMS log error (best scale) at every place of the map"
 
 
-@objection(
-    "objection-powers-map", rule=f"adding powers has {SMALLER} without scaled branches, the coefficients being the same"
-)
+@objection("objection-powers-map", rule=f"adding powers has {SMALLER} without scaled branches, coefficients alike")
 def _(rows: Sequence[Row]) -> Told:
     """The Cesàro power N^L is the wrong quantity at initialization: powers of paths add up, not amplitudes."""
     return powers_nearer(rows, "config", "amplitudes")
 
 
-@objection(
-    "objection-powers-map-fitted", rule=f"the second-moment kernel has {SMALLER}, against N^L with its best alpha"
-)
+@objection("objection-powers-map-fitted", rule=f"the kernel has {SMALLER}, against N^L with its best alpha")
 def _(rows: Sequence[Row]) -> Told:
     """Powers of paths, nothing fitted, are nearer to the fresh profile than amplitudes with one fitted number."""
     return powers_nearer(rows, "score_path", "cesaro")

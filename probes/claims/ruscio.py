@@ -54,10 +54,9 @@ def components(ds: xr.Dataset, *parts: str) -> Told:
     return words, every(above(one, 0) for one in found.values())
 
 
-SHUFFLED = "total leakage (log form, early queries) lies above what shuffled query labels give (97.5 % quantile)"
-
-
-@ruscio("absolute-position-leaks", rule=f"the interval of {SHUFFLED} in every model")
+@ruscio(
+    "absolute-position-leaks", rule="total leakage (log form, early queries) above 97.5 % of shuffled query labels'"
+)
 def _(ds: xr.Dataset) -> Told:
     """Attention patterns of RoPE models depend on absolute position."""
     total, band = early(ds, "log_form_of_model", part="total"), first_band(ds)
@@ -98,31 +97,21 @@ def _(ds: xr.Dataset) -> Told:
     return components(ds, "M", "X")
 
 
-def shares(ds: xr.Dataset) -> tuple[Interval, Interval] | None:
-    """Shapley values of mask and residual stream, the constant sink on the mask's side; None where not resolved."""
-    if not resolved(ds, "log", first_band(ds)):
-        return None
-    mask, stream = (early(ds, "steady_source_of_model", source=source) for source in ("mask", "residual"))
-    return mask, stream
-
-
 @ours("residual-stream-adds", rule=f"the residual stream's Shapley value {ABOVE} where shares are resolved")
 def _(ds: xr.Dataset) -> Told:
     """The residual stream supplies a share of the leakage of absolute position."""
-    if (known := shares(ds)) is None:
+    if not resolved(ds, "log", first_band(ds)):
         return "not resolved", None
-    total = early(ds, "log_form_of_model", part="total")
-    return f"{told(known[1])} of {told(total)} nat²", above(known[1], 0)
+    stream, total = early(ds, "steady_source_of_model", source="residual"), early(ds, "log_form_of_model", part="total")
+    return f"{told(stream)} of {told(total)} nat²", above(stream, 0)
 
 
-@isolation(
-    "isolation-mask-dominates", rule="the mask's Shapley value is above the stream's wherever shares are resolved"
-)
+@isolation("isolation-mask-dominates", rule="the mask's Shapley value is above the stream's where shares are resolved")
 def _(ds: xr.Dataset) -> Told:
     """At early queries the mask contributes more to the leakage than the residual stream."""
-    if (known := shares(ds)) is None:
+    if not resolved(ds, "log", first_band(ds)):
         return "not resolved", None
-    mask, stream = known
+    mask, stream = (early(ds, "steady_source_of_model", source=source) for source in ("mask", "residual"))
     return f"mask {told(mask)}, residual stream {told(stream)} nat²", above(apart(stream, mask), 0)
 
 
