@@ -19,7 +19,7 @@ import probes
 from probes.measures.consequences import consequences
 from probes.models.ablate import HOTTEST, ablated, parse_heads, reweighed
 from probes.models.behind import Continues
-from probes.models.intervene import WAYS, Intervention, intervention
+from probes.models.intervene import Intervention, intervention
 from probes.models.swap import swapped
 from probes.models.view import Edit
 
@@ -86,19 +86,6 @@ def test_other_heads_by_their_outputs(name, backend):
     by_hand[:, 3] -= term[:, 3]
     found = ablated(model, [(1, 3)], "from position 0")
     close(run(found), run(model, edits=[Edit("output", 1, lambda _: by_hand)]), 2e-4, 1e-4)
-
-
-def test_the_effect_of_a_head_is_that_of_its_view():
-    model = doubled("llama")
-    found = probes.sinks(model, TOKENS, reacts=None, effect="all", effect_prompts=3).sel(layer=1, head=2)
-    other = ablated(model, [(1, 2)], "from position 0")
-    loss, divergence = consequences(other, TOKENS, model)
-    before, _ = consequences(model, TOKENS)
-    close(found["loss_change"], (loss - before)[:, 1:].mean(), 1e-4, 1e-6)
-    one, two = (m.unembed(m.norm(run(m)))[:, -1].log_softmax(-1).detach() for m in (model, other))
-    assert divergence is not None
-    last = (one.exp() * (one - two)).sum(-1).numpy()  # effects take the last position in, too
-    close(found["effect"], np.concatenate([divergence[:, 1:], last[:, None]], 1).mean(), 1e-4, 1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- position 0
@@ -299,15 +286,6 @@ def test_a_changed_model_is_what_its_own_changes_are_measured_against():
     assert not np.allclose(own.cosine, probes.trajectory(model, tokens, starts=3).cosine, rtol=0, atol=1e-6)
 
 
-def test_sinks_are_those_of_the_changed_pattern():
-    model = doubled("llama")
-    seen = probes.sinks(reweighed(model, "without 0"), TOKENS, keys=(0,), reacts=None)
-    assert float(seen.attends.max()) == 0
-    held = reweighed(model, "held log Z", reference=TOKENS)
-    expected = torch.stack([one[:, :, 1:, 0].mean((0, -1)) for one in patterns(held)])
-    close(probes.sinks(held, TOKENS, keys=(0,), reacts=None).attends, expected, 1e-6)
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_changed_is_refused():
     model = doubled("llama")
@@ -360,13 +338,6 @@ def test_interventions_by_name():
     ):
         with refused(re.escape(f"'{name}'")):
             intervention(name)
-
-
-def test_every_way_has_a_name():
-    model = doubled("llama")
-    for name, how in WAYS.items():
-        found = intervention(f"{name}@1").on(model, TOKENS)
-        assert torch.equal(run(found), run(reweighed(model, how, layer=1, reference=TOKENS)))
 
 
 def test_behaviour_beside_attention():

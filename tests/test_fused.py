@@ -121,15 +121,6 @@ def test_gradients_are_the_plain_pattern_s(kind, monkeypatch):
             torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-11)  # float64 in another order
 
 
-def test_one_of_three_may_want_gradients():
-    given = drawn(12, prompts=1)
-    wanted = replace(given, value=given.value.clone().requires_grad_())
-    (gradient,) = torch.autograd.grad(attended_with_sums(wanted).output.sum(), wanted.value)
-    torch.testing.assert_close(gradient, logits_of(given).softmax(-1).sum(-2)[..., None].expand_as(gradient))
-    with torch.no_grad():
-        assert not attended_with_sums(wanted).output.requires_grad
-
-
 # -------------------------------------------------------------------------------------------- blocks and memory
 
 

@@ -127,8 +127,6 @@ def test_what_needs_no_logits_runs_without_a_head(name, kind):
     ids = torch.cat([IDS, IDS.flip(1)])
     for probe in (
         lambda m: probes.sinks(m, ids)["alpha"],
-        lambda m: probes.trajectory(m, ids, starts=4)["cosine"],
-        lambda m: probes.leakage(m, ids, bands=((9, 12),), bootstrap=0)["log_form"],
         lambda m: probes.jacobian(m, ids[:1], readout="normed", method="sketch", products=8)["sensitivity"],
     ):
         assert probe(model).equals(probe(whole))
@@ -136,7 +134,6 @@ def test_what_needs_no_logits_runs_without_a_head(name, kind):
         partial(probes.jacobian, model, ids, readout="logits"),
         partial(probes.inspect, model, ids[0].tolist()),
         partial(probes.sinks, model, ids, effect=True),
-        partial(probes.bos_swap, model, ids, replacement="mean", bands=((9, 12),), profile_prompts=0),
         partial(probes.decode, model, ids.repeat(4, 1)),
         partial(probes.load, model, "transformer_lens"),
     ):

@@ -54,13 +54,11 @@ def _swapped(inner: Run, replacement: Any) -> Run:
 ANYWHERE: dict[str, Run] = {
     "jacobian, exact": _jacobian(),
     "jacobian, autograd": _jacobian(engine="autograd", method="sketch", products=8),
-    "jacobian, until it is precise": _jacobian(method="sketch", products="auto", relative_error=0.3),
     "jacobian, scalar": _jacobian(method="scalar", readout="logits"),
     "jacobian, every block": _jacobian(from_layer="all", readout="normed", method="sketch", products=8),
     "jacobian, all pathways": _jacobian(pathway="all", method="sketch", products=8),
     "jacobian, value path": _jacobian(pathway="value", engine="autograd", query=5),
     "sinks": _sinks(reacts="mean", pictures=2),
-    "sinks, every key": _sinks(keys="all", per_prompt=True),
     "trajectory": _trajectory(),
     "leakage": _leakage(bands=BANDS),
     "bos swap": _of(probes.bos_swap, bands=BANDS, lags=(1, 2), bootstrap=4, profile_prompts=1, products=8),
@@ -68,11 +66,9 @@ ANYWHERE: dict[str, Run] = {
     "inspect, against birth": _inspect(baseline="init", of=7),
     "swapped, jacobian": _swapped(_jacobian(method="sketch", products=8), "zero"),
     "swapped, sinks": _swapped(_sinks(), 17),
-    "swapped, trajectory": _swapped(_trajectory(), "random"),
 }
 TAKEN_APART: dict[str, Run] = {  # blocks of transformers without hooks of the caller's: those might change what they do
     "jacobian, parts": _jacobian(engine="parts", method="sketch", products=8),
-    "jacobian, score path of parts": _jacobian(engine="parts", pathway="score", method="sketch", products=8),
     "second moment, uniform": _moments(),
     "second moment, measured": _moments(attention="measured", score_path=True, from_layer="all"),
     "swapped, second moment": _swapped(_moments(attention="measured"), "mean"),
@@ -147,13 +143,10 @@ def test_nothing_is_left_changed_whatever_the_way_out(models, tokens, kind, name
     run = (ANYWHERE | TAKEN_APART)[name]
     before, heard = fingerprint(model), Stop()
     run(view, tokens, heard)
-    for at in sorted({1, (heard.calls + 1) // 2, heard.calls}):
-        with pytest.raises(KeyboardInterrupt):
-            run(view, tokens, Stop(KeyboardInterrupt(), at))
-        assert difference(before, fingerprint(model)) == [], f"interrupted at call {at} of {heard.calls}"
-    with pytest.raises(ArithmeticError, match="the caller's"):
-        run(view, tokens, Stop(ArithmeticError("the caller's"), heard.calls))
-    assert difference(before, fingerprint(model)) == []
+    for error in (KeyboardInterrupt(), ArithmeticError()):
+        with pytest.raises(type(error)):
+            run(view, tokens, Stop(error, (heard.calls + 1) // 2))
+        assert difference(before, fingerprint(model)) == []
 
 
 @pytest.mark.parametrize("kind", ["transformers", "bridge", "plain"])
@@ -165,22 +158,6 @@ def test_nothing_is_left_changed_at_the_end_of_every_probe(models, tokens, kind)
         run(view, tokens, heard)
         assert difference(before, fingerprint(model)) == [], name
         assert heard.calls >= 1
-
-
-@pytest.mark.parametrize("kind", ["transformers", "bridge"])
-def test_nothing_is_left_changed_by_values_that_stop_a_probe_midway(tokens, kind):
-    model, view = _given(kind)
-    with torch.no_grad():  # only after it was loaded, which checks for that
-        next(p for n, p in model.named_parameters() if "up_proj" in n or "mlp.in" in n).fill_(torch.inf)
-    before = fingerprint(model)
-    failed = 0
-    for run in ANYWHERE.values():
-        try:
-            run(view, tokens, Stop())
-        except InputError as error:
-            failed += "not finite" in str(error)
-        assert difference(before, fingerprint(model)) == []
-    assert failed >= 6  # every jacobian, and what takes one
 
 
 @pytest.mark.parametrize("kind", ["transformers", "bridge"])

@@ -19,8 +19,7 @@ from torch import Tensor
 from ..run.precision import double
 from .view import Attention, Edit, View
 
-# (tokens, places, seen) -> the stream after the last block, [row, token, d]. A fourth argument, [row], says how many tokens
-# the row's text has behind the context where these are not all of it: rotations may depend on it.
+# (tokens, places, seen) -> the stream after the last block, [row, token, d].
 Continuation: TypeAlias = Callable[..., Float[Tensor, "row token d"]]
 
 
@@ -99,11 +98,8 @@ class Row:
                     self.parents.append(nodes[answer[: n - 1]])
         self.nodes = nodes
 
-    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(tokens, places, seen, whole); what is filled up sees itself alone and is read by nobody.
-
-        The whole text is the question with its answer, the last token included, as a plain pass reads it.
-        """
+    def padded(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens, places, seen); what is filled up sees itself alone and is read by nobody."""
         places, seen = torch.zeros(size, dtype=torch.long), torch.eye(size, dtype=torch.bool)
         for n, parent in enumerate(self.parents):
             if parent >= 0:
@@ -111,8 +107,7 @@ class Row:
                 seen[n] |= seen[parent]
         tokens = torch.zeros(size, dtype=torch.long)
         tokens[: len(self.tokens)] = torch.tensor(self.tokens)
-        whole = len(self.asked.question) + max(map(len, self.asked.answers))
-        return tokens, places, seen, torch.tensor(whole)
+        return tokens, places, seen
 
     def log_p(self, model: View, stream: Float[Tensor, "token d"]) -> tuple[Float[Tensor, " answer"], bool]:
         """Log probabilities of the answers, and whether the first is the greedy one, from the row's streams."""

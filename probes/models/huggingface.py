@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -36,7 +36,7 @@ from .fused import check_edits
 from .identity import Stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
-from .rotations import depend_on_length, follow_length, of_text
+from .rotations import follow_length
 from .shadow import attention_of, obstacle, output_head, recorders, running_blocks, shadow, unrecorded
 from .stored import stored
 from .structure import moved, structure
@@ -93,6 +93,7 @@ class HuggingFaceView(Watched):
     """
 
     backend = "transformers"
+    continues = True  # whether attention can read keys and values of a pass before
 
     def __init__(self, model: Any, **described: Any) -> None:
         self._described = Described(**described)
@@ -145,7 +146,9 @@ class HuggingFaceView(Watched):
         others = ((name, unknown(module)) for name, module in model.named_modules())
         self._unknown = next((f"{what} {name}" for name, what in others if what is not None), None)
         self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
-        follow_length(model)
+        turned = follow_length(model)
+        if self.continues and not turned:  # else keys of a context turn with the whole text, which nobody knows yet
+            self.behind = self._behind
         parameter = next(model.parameters())
         self._split = split.is_split(model)
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
@@ -277,42 +280,26 @@ class HuggingFaceView(Watched):
         cos, sin = (part[0].to(stream) for part in pair)  # OLMo's are in float32
         return (torch.cat([cos] * 2, -1), torch.cat([sin] * 2, -1)) if self._family.planes else (cos, sin)
 
-    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+    def _behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
+        kept: dict[tuple[str, int], Tensor] = {}
+
+        def keep(site: str, layer: int, tensor: Tensor) -> Tensor:
+            kept[site, layer] = tensor[0]
+            return tensor
+
         layers = range(self.spec.blocks)
         sites: tuple[Literal["key"], Literal["value"]] = ("key", "value")
+        keeping = [Edit(site, layer, partial(keep, site, layer)) for layer in layers for site in sites]
+        self.residual(embeddings, edits=[*edits, *keeping])
+        keys, values = (tuple(kept[site, layer] for layer in layers) for site in sites)
 
-        @lru_cache(maxsize=2)  # few lengths occur together: those of one template's questions
-        def context(length: int | None) -> list[tuple[Tensor, ...]]:
-            kept: dict[tuple[str, int], Tensor] = {}
-
-            def keep(site: str, layer: int, tensor: Tensor) -> Tensor:
-                kept[site, layer] = tensor[0]
-                return tensor
-
-            keeping = [Edit(site, layer, partial(keep, site, layer)) for layer in layers for site in sites]
-            with of_text(length):
-                self.residual(embeddings, edits=[*edits, *keeping])
-            return [tuple(kept[site, layer] for layer in layers) for site in sites]
-
-        def of_length(length: int | None, tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
-            keys, values = context(length)
+        def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
             past = Past(keys, values, places.to(self.device), seen)
             embedded = self._embedded(tokens, position_ids=past.positions)
-            with of_text(length), self._passing(embedded, edits, None, record=False, past=past) as (_, last):
+            with self._passing(embedded, edits, None, record=False, past=past) as (_, last):
                 self._forward(embedded, position_ids=past.positions)
             return last.value(self.spec.family)
-
-        def run(tokens: Tensor, places: Tensor, seen: Tensor, whole: Tensor | None = None) -> Tensor:
-            if not depend_on_length(self._model):
-                return of_length(None, tokens, places, seen)
-            whole = embeddings.shape[1] + (places.amax(1) + 1 if whole is None else whole)
-            found: dict[int, Tensor] = {}
-            for length in whole.unique().tolist():
-                rows = (whole == length).nonzero()[:, 0]
-                streams = of_length(length, tokens[rows], places[rows], seen[rows])
-                found |= dict(zip(rows.tolist(), streams, strict=True))
-            return torch.stack([found[n] for n in range(len(found))])
 
         return run
 
