@@ -27,8 +27,8 @@ def what_is(path: str | Path) -> Literal["file", "folder", "neither", "nothing"]
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "neither"
 
 
-# Within `together`: temporary file, its place, folders made for it.
-_waiting: list[tuple[Path, Path, list[Path]]] | None = None
+# Within `together`: by place, the temporary file that takes it at the end, and folders made for it.
+_waiting: dict[Path, tuple[Path, list[Path]]] | None = None
 
 
 @contextmanager
@@ -41,30 +41,23 @@ def atomic(path: str | Path) -> Iterator[Path]:
         InputError: the folder cannot be made or written to, or the disk is full.
     """
     path = Path(path)
-    temporary, made = None, missing_folders(path.parent)
+    temporary = path.with_name(f".{path.stem}-{os.getpid():08x}{path.suffix}")
+    made = missing_folders(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
         yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's files are private; results are as public as any other file
         if _waiting is None:
             temporary.replace(path)
         else:
-            _waiting.append((temporary, path, made))
-        temporary, made = None, []
-    except Exception as error:
+            _waiting[path] = temporary, made
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        remove_empty(made)
         reason = system_error(error)
         if reason is None:
             raise
         raise InputError(f"cannot write '{path}' ({reason}); choose a folder with room and permission") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        remove_empty(made)
 
 
 @contextmanager
@@ -81,22 +74,22 @@ def together() -> Iterator[None]:
     if _waiting is not None:
         yield
         return
-    _waiting = []
+    _waiting = {}
     try:
         yield
-        for _, path, _ in _waiting:
+        for path in _waiting:
             if path.is_dir():
                 raise InputError(f"'{path}' is a folder, and a file is to be written there; move it")
-        for temporary, path, _ in _waiting:
+        for path, (temporary, _) in _waiting.items():
             temporary.replace(path)
     finally:
-        found, _waiting = _waiting, None
-        for temporary, _, made in found:
+        written, _waiting = _waiting, None
+        for temporary, made in written.values():
             temporary.unlink(missing_ok=True)
             remove_empty(made)  # stays where it holds files
 
 
-def system_error(error: Exception) -> str | None:
+def system_error(error: BaseException) -> str | None:
     """What the system had against reading or writing, where this error is about that.
 
     safetensors and tokenizers raise exceptions of their own, with the system's number in the text.
@@ -109,8 +102,7 @@ def system_error(error: Exception) -> str | None:
 
 def waiting(path: str | Path) -> Path:
     """Where the content of a file written within `together` is now: the path itself, or what will take its place."""
-    places = {place: temporary for temporary, place, _ in _waiting or ()}
-    return places.get(Path(path), Path(path))
+    return (_waiting or {}).get(Path(path), (Path(path),))[0]
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -132,24 +124,20 @@ def require_writable(folder: str | Path) -> None:
     Raises:
         InputError: it, or the nearest folder above it that exists, is no folder or may not be written to.
     """
-    folder, missing = Path(folder).absolute(), []
-    if "\0" in str(folder):
-        raise InputError(f"cannot write to {str(folder)!r} (NUL in its name); choose another folder")
+    folder, made = Path(folder).absolute(), []
     try:
         nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not nearest.is_dir():
-            raise InputError(f"cannot write to '{folder}' ('{nearest}' is no folder); choose another folder")
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write to '{folder}' ('{nearest}' gives no permission); choose another folder")
-        missing = missing_folders(folder)
+            raise NotADirectoryError(0, f"'{nearest}' is no folder")
+        made = missing_folders(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(f"cannot write to '{folder}' ({reason}); choose another folder") from None
+    except (OSError, ValueError) as error:  # NUL in its name is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot write to {str(folder)!r} ({reason}); choose another folder") from None
     finally:
-        remove_empty(missing)
+        remove_empty(made)
 
 
 def remove_cut_short(folder: Path, name: str) -> None:
