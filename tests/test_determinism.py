@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import families
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from commands import call
 
 import probes
 from probes.models.view import View
-from probes.results.dataset import load
 from probes.studies.selftest import differences
 from probes.theory.kernel import second_moment
 
@@ -74,34 +71,6 @@ def test_the_same_probe_twice_gives_the_same_bits(name, backend):
         made.append(without_time(MEASURES[name](view, tokens())))
         disturb()
     xr.testing.assert_identical(*made)
-
-
-SKETCHED, LEAKED = "--prompts 2 --products 8 --seeds 1", "--prompts 4 --bootstrap 9 --lags 1,2 --bands 4-15"
-COMMANDS = {
-    "jacobian": f"{SKETCHED} --no-rope",
-    "theory": SKETCHED,
-    "sinks": "--prompts 4 --reacts random",
-    "trajectory": "--prompts 4 --starts 8",
-    "leakage": LEAKED,
-    "bos-swap": f"{LEAKED} --products 8 --replace mean,random",
-}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return families.checkpoints(tmp_path_factory.mktemp("models"), ape=("llama", "prepended"))
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_same_command_twice_gives_the_same_result_and_figure(name, folder, tmp_path, monkeypatch):
-    given = ["--length", "16", "--text", str(folder / "text.txt"), "--device", "cpu", *COMMANDS[name].split()]
-    for out in ("first", "second"):
-        assert call(monkeypatch, name, str(folder / "ape"), *given, "--out", str(tmp_path / out)) == 0
-        disturb()
-    first, second = (load(tmp_path / out / f"{name}.nc") for out in ("first", "second"))
-    # An attribute that differs between the runs of a study, as the second it was made may, becomes a coordinate.
-    xr.testing.assert_equal(first.drop_vars(VARYING, errors="ignore"), second.drop_vars(VARYING, errors="ignore"))
-    assert (tmp_path / "first" / f"{name}.svg").read_bytes() == (tmp_path / "second" / f"{name}.svg").read_bytes()
 
 
 def furthest(first: xr.Dataset, second: xr.Dataset) -> dict[str, float]:
