@@ -20,7 +20,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -90,13 +89,13 @@ def real(
     """
     options = options or MEASURED[kinds[0].rpartition("/")[2]]
     command = measuring(kinds[0], only or [model], options, more, out or f"reports/llm/{kinds[0]}")
-    return Evidence("pretrained", partial(_of_models, kinds, in_real, first, only), command, ", ".join(only or [model]))
+    return Evidence("pretrained", _of_models(kinds, in_real, first, only), command, ", ".join(only or [model]))
 
 
 def fresh(*kinds: str, options: str = "", model: str = "fresh models") -> Evidence:
     """Models at initialization, of any size; arguments as those of `real`."""
     command = measuring(kinds[0], [BUNDLED], options, "", f"reports/{kinds[0]}")
-    return Evidence("initialization", partial(_of_models, kinds, in_each, "", ()), command, model)
+    return Evidence("initialization", _of_models(kinds, in_each, "", ()), command, model)
 
 
 def places(model: str = "fresh models", names: Sequence[str] = (), **where: Any) -> Evidence:
@@ -127,23 +126,20 @@ def runs(kind: str, *models: str, options: str = "", seeds: Sequence[int] = (1, 
 # --------------------------------------------------------------------------------------------------------- who counts
 
 
-def _of_models(
-    kinds: Sequence[str],
-    verdict: Callable[[Mapping[str, Results], Tell], Judged | None],
-    first: str,
-    only: Sequence[str],
-    collected: Collected,
-    tell: Tell,
-) -> Judged | None:
-    results: dict[str, dict[str, xr.Dataset]] = {}  # by model and kind
-    for kind in kinds:
-        for name, ds in collected[kind].items():
-            if first in ("", ds.attrs.get("first_policy")):
-                results.setdefault(name, {})[kind] = ds
-    chosen = {name: results[name] for name in only or results if name in results}
-    if len(chosen) < len(only):
-        return None
-    return verdict(chosen, tell if len(kinds) > 1 else lambda by_kind: tell(by_kind[kinds[0]]))
+def _of_models(kinds: Sequence[str], who: Callable[..., Judged | None], first: str, only: Sequence[str]) -> Judge:
+    """The verdict over who counts, of those with such a first token and name."""
+
+    def judge(collected: Collected, tell: Tell) -> Judged | None:
+        results: dict[str, dict[str, xr.Dataset]] = {}  # by model and kind
+        for kind in kinds:
+            for name, ds in collected[kind].items():
+                if first in ("", ds.attrs.get("first_policy")) and (not only or name in only):
+                    results.setdefault(name, {})[kind] = ds
+        if len(results) < len(only):
+            return None
+        return who(results, tell if len(kinds) > 1 else lambda by_kind: tell(by_kind[kinds[0]]))
+
+    return judge
 
 
 def in_each(results: Mapping[str, Results], tell: Tell) -> Judged | None:

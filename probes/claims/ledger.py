@@ -50,7 +50,6 @@ class Source:
     needs: Evidence = TOYS
     where: str = ""
     kind: Kind = "published"
-    rule: str = ""
     published: str = "-"
     suffix: str = ""  # of the ids
     statements: list[Stated] = field(default_factory=list)
@@ -65,12 +64,10 @@ class Source:
         where: str = "",
         claim: str = "",
         *,
-        rule: str = "",
+        rule: str,
         published: str = "",
         needs: Evidence | None = None,
         kind: Kind | None = None,
-        model: str = "",
-        command: str = "",
         **given: Any,
     ) -> Callable[[Tell], Tell]:
         """Decorate the function that judges a statement.
@@ -83,7 +80,6 @@ class Source:
             published: the number.
             needs: what decides.
             kind: who asks for it.
-            model, command: of a measurement still to be made, if not those of what decides.
             given: parameters of the function.
         """
         needs = needs or self.needs
@@ -93,10 +89,10 @@ class Source:
                 id="-".join(filter(None, (self.prefix, name, self.suffix))),
                 source=f"{self.name} {where or self.where}".strip(),
                 claim=claim or " ".join(str(function.__doc__).split()),
-                rule=rule or self.rule,
+                rule=rule,
                 published=published or self.published,
-                model=model or needs.model,
-                command=command or needs.command,
+                model=needs.model,
+                command=needs.command,
                 kind=kind or self.kind,
                 population=needs.population,
             )

@@ -13,21 +13,24 @@ import numpy as np
 import xarray as xr
 
 from ..measures.leakage import null_fails, overflow, resolved
+from ..measures.roles import LARGE, REACTS
 from ..results.curves import spearman
-from ..results.statistics import Interval, apart
-from ..results.tables import number, variance
+from ..results.statistics import Interval, apart, units
+from ..results.tables import interval, number, variance
 from .evidence import Results, real, runs
 from .ledger import Source
-from .readings import OVER_RUNS, estimated, over_training
-from .rules import Tested, Told, above, every, listed, nothing, told, variances
+from .readings import OVER_RUNS, UNKNOWN, estimated, over_training
+from .rules import Test, Tested, Told, above, below, every, listed, near, never_refuted, nothing, some, told, variances
 
 ABOVE = "(log form, early queries) lies above 0 in every model"
 HUB = ("meta-llama/Meta-Llama-3-8B", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen2.5-Coder-7B")
+WITH_BOS = "meta-llama/Llama-3.2-1B"  # a small model whose tokenizer puts a BOS first
 NTK, PLAIN, WINDOW = "tiny-llama-ntk", "tiny-llama", "tiny-mistral-window"
 
 ruscio = Source("[Ruscio]", "ruscio", real("leakage"), "abstract")
 ours = ruscio.but(kind="ours")
 isolation = ruscio.but(kind="request", where="reviewers: controlled isolation")
+theorem = ruscio.but(kind="theorem", needs=real("trajectory"))
 
 # -------------------------------------------------------------------------------------------------------- the two sources
 
@@ -42,16 +45,14 @@ def first_band(ds: xr.Dataset) -> str:
     return str(ds["band"].values[0])
 
 
-def components(ds: xr.Dataset, *parts: str) -> Told:
-    """Whether these components of leakage are above 0: the mask's (M), the stream's without and with the constant sink."""
-    of = {
-        "M": partial(early, ds, "log_form_of_model", part="mask"),
-        "X": partial(early, ds, "steady_stream_of_model"),
-        "X with sink": partial(early, ds, "log_stream_of_model"),
-    }
-    found = {part[0]: of[part]() for part in parts}
-    words = ", ".join(f"V({part}) {variance(*one[:3])} nat²" for part, one in found.items())
-    return words, every(above(one, 0) for one in found.values())
+def mask(ds: xr.Dataset) -> Interval:
+    return early(ds, "log_form_of_model", part="mask")
+
+
+def positive(**components: Interval) -> Told:
+    """Whether these components of leakage are above 0."""
+    words = ", ".join(f"V({name}) {variance(*one[:3])} nat²" for name, one in components.items())
+    return words, every(above(one, 0) for one in components.values())
 
 
 @ruscio(
@@ -67,25 +68,25 @@ def _(ds: xr.Dataset) -> Told:
 @ruscio("mask-is-a-source", rule=f"V(M), what the mask leaves without the residual stream's part, {ABOVE}")
 def _(ds: xr.Dataset) -> Told:
     """The causal mask's denominator is a source of absolute position."""
-    return components(ds, "M")
+    return positive(M=mask(ds))
 
 
 @isolation("isolation-mask-alone", rule=f"V(M), what is left of the log form, {ABOVE}")
 def _(ds: xr.Dataset) -> Told:
     """With the residual stream's part removed, the causal mask alone makes leakage."""
-    return components(ds, "M")
+    return positive(M=mask(ds))
 
 
 @ruscio("residual-stream-is-a-source", rule=f"V(X), the constant sink taken out, {ABOVE}")
 def _(ds: xr.Dataset) -> Told:
     """The residual stream is a second source of absolute position beside the mask."""
-    return components(ds, "X")
+    return positive(X=early(ds, "steady_stream_of_model"))
 
 
 @ours("residual-stream-with-constant-sink", rule=f"V(X), the constant sink left in, {ABOVE}")
 def _(ds: xr.Dataset) -> Told:
     """The residual stream is a source of position where the constant sink, which holds none, counts as its part."""
-    return components(ds, "X with sink")
+    return positive(X=early(ds, "log_stream_of_model"))
 
 
 PUBLISHED = real("leakage", only=HUB, options="--prompts 1024 --length 128", out="runs/ruscio")
@@ -94,7 +95,7 @@ PUBLISHED = real("leakage", only=HUB, options="--prompts 1024 --length 128", out
 @ruscio("both-in-published-models", rule=f"V(M) and V(X), the constant sink taken out, each {ABOVE}", needs=PUBLISHED)
 def _(ds: xr.Dataset) -> Told:
     """Both components of leakage, mask and residual stream, appear in the three architectures of the paper."""
-    return components(ds, "M", "X")
+    return positive(M=mask(ds), X=early(ds, "steady_stream_of_model"))
 
 
 @ours("residual-stream-adds", rule=f"the residual stream's Shapley value {ABOVE} where shares are resolved")
@@ -115,13 +116,10 @@ def _(ds: xr.Dataset) -> Told:
     return f"mask {told(mask)}, residual stream {told(stream)} nat²", above(apart(stream, mask), 0)
 
 
-def share_told(fraction: Interval | None) -> str:
-    return told(fraction, ".0%") if fraction else "?"
-
-
 ROUNDING, SUMS = 1e-12, 1e-6  # squared nats; relative
-DESIGN = f"""with both off the log form is below {ROUNDING:g} nat², and mask, stream and spread add up to the weight form's \
-total within {SUMS:g} of it"""
+DESIGN = (
+    f"both off, the log form is below {ROUNDING:g} nat²; mask, stream and spread sum to the weight form within {SUMS:g}"
+)
 
 
 @isolation("isolation-design", rule=DESIGN, kind="theorem")
@@ -140,8 +138,7 @@ def _(ds: xr.Dataset) -> Told:
 
 
 MARGIN = 0.02  # of the band's total
-NULL = f"""the 90 % interval of block 0's V(X) lies within {MARGIN:g} of the band's leakage, or position 0's own logits \
-account for it, in every model and band"""
+NULL = f"block 0's V(X) (90 % interval) is within {MARGIN:g} of every band's leakage, or position 0's logits account for it"
 
 
 @isolation("isolation-null", rule=NULL)
@@ -188,7 +185,7 @@ for name, models, claim in (
     ("standard-between", (NTK, PLAIN, WINDOW), "Leakage's residual component under RoPE lies between both variants'."),
 ):
     rule = f"{STEADY} rises from {' to '.join(models)}, {OVER_RUNS} of each"
-    ruscio(name, "", claim, rule=rule, needs=trained(*models), names=models)(stream_rises)
+    ruscio(name, claim=claim, rule=rule, needs=trained(*models), names=models)(stream_rises)
 
 BOTH = f"V(M) and {STEADY} lie above 0 in all three, {OVER_RUNS} of each"
 
@@ -217,3 +214,237 @@ def _(models: Sequence[Results]) -> Told | None:
     steps = [float(values[-1] - values[0]) for values in blocks]
     words = f"rank correlation {listed(ranks)}; last block less first {listed(steps, '.3g')} nat²"
     return words, every(above(over_training(values), 0) for values in (ranks, steps))
+
+
+# ------------------------------------------------------------------------------------------------------ position 0 swapped
+
+FORTY = 0.40  # published
+FRACTION = "the fraction of V(X) removed at early queries lies"
+BOS, TEXT = real("bos-swap", first="bos", model=WITH_BOS), real("bos-swap", first="none")
+SWAPS = {
+    "bos": (BOS, "Replacing the BOS embedding"),
+    "text": (TEXT, "Replacing the embedding of the token of text at position 0"),
+    "im-start": (real("im-start/bos-swap", more="--first 1"), "Replacing <|im_start|> at position 0"),
+}
+
+
+def replacements(ds: xr.Dataset) -> dict[str, xr.Dataset]:
+    """The parts of a result by what was put at position 0."""
+    if "replacement" not in ds.dims:
+        return {str(ds.attrs.get("replacement", "replaced")): ds}
+    return {str(name): ds.sel(replacement=name) for name in ds["replacement"].values}
+
+
+def removed(part: xr.Dataset, variable: str = "removed_of_model", **where: str) -> Interval:
+    """The fraction with its interval, at early queries if nowhere else; unknown where it takes more prompts to know it."""
+    fraction = estimated(part, variable, **{"band": first_band(part)} | where)
+    return fraction if np.all(np.isfinite(fraction[:3])) else UNKNOWN
+
+
+def share_told(fraction: Interval) -> str:
+    return "?" if np.isnan(fraction.value) else told(fraction, ".0%")
+
+
+def removes(ds: xr.Dataset, fraction: float = FORTY, variable: str = "removed_of_model") -> Told:
+    """Whether every replacement removes this fraction; 0: anything at all."""
+    shares = {name: removed(part, variable) for name, part in replacements(ds).items()}
+    words = ", ".join(f"{share_told(share)} ({name})" for name, share in shares.items())
+    return words, every(near(share, fraction) if fraction else above(share, 0) for share in shares.values())
+
+
+NEAR_40 = f"{FRACTION} within a quarter of {FORTY:g} in every model, by every replacement"
+for who, (needs, swap) in SWAPS.items():
+    source = (ruscio if who == "bos" else ours).but(needs=needs, published="40 %")
+    claim = f"{swap} removes 40 % of the residual component at early queries, the constant sink left in."
+    source(f"{who}-removes-40", claim=claim, rule=NEAR_40)(removes)
+    claim = claim.replace("left in", "taken out")
+    if who == "bos":  # of other tokens this is one of the definitions that `same_by_form` compares
+        source("bos-removes-40-steady", claim=claim, rule=NEAR_40, variable="removed_steady_of_model")(removes)
+    claim = f"{swap} removes a part of the residual component at early queries, the constant sink left in."
+    rule = f"{FRACTION} above 0 in every model, by every replacement"
+    source.but(kind="ours")(f"{who}-removes-some", claim=claim, rule=rule, fraction=0.0)(removes)
+
+for short, model in zip(("llama-3-8b", "mistral-7b", "qwen2.5-coder-7b"), HUB, strict=True):
+    claim = (
+        f"In {model.partition('/')[2]} replacing the embedding at position 0 removes 40 % of the residual component."
+    )
+    options = "--prompts 256 --length 128 --replace mean,zero,random"
+    needs = real("bos-swap", only=[model], options=options, out=f"runs/{short}")
+    ruscio(f"bos-removes-40-{short}", claim=claim, rule=NEAR_40, published="40 %", needs=needs)(removes)
+
+
+def same_by_replacement(ds: xr.Dataset) -> Told:
+    """Whether every replacement removes about as much."""
+    shares = {name: removed(part) for name, part in replacements(ds).items()}
+    known = [share.value for share in shares.values() if not np.isnan(share.value)]
+    words = ", ".join(f"{name} {share_told(share)}" for name, share in shares.items())
+    return words, every(near(share, float(np.mean(known))) for share in shares.values()) if len(known) > 1 else None
+
+
+FORMS = {  # other things that "residual component" may be read as: variable, place
+    "V(X) without the constant sink": ("residual_steady", {}),
+    "logits' V(S)": ("leakage", {"part": "logits"}),
+    "denominators' V(D)": ("leakage", {"part": "denominator"}),
+    "Shapley value of the log form": ("source", {"source": "residual"}),
+    "Shapley value of the weight form": ("weight", {"source": "residual"}),
+}
+
+
+def left(part: xr.Dataset, name: str, /, **where: str) -> float | None:
+    """1 - after / before, means over blocks; None where there is nothing above 0 to take a fraction of."""
+    if f"{name}_before" not in part:
+        return None
+    before, after = (float(part[f"{name}_{when}"].sel(where).mean()) for when in ("before", "after"))
+    return 1 - after / before if before > 0 else None
+
+
+def same_by_form(ds: xr.Dataset) -> Told:
+    """Whether as much is removed by every other definition of the residual component."""
+    parts = replacements(ds)
+    shares = {name: removed(part) for name, part in parts.items()}
+    words, tests = ["V(X) " + ", ".join(f"{share_told(share)} ({name})" for name, share in shares.items())], []
+    for form, (variable, where) in FORMS.items():
+        others = {name: left(part, variable, band=first_band(part), **where) for name, part in parts.items()}
+        known = {name: other for name, other in others.items() if other is not None}
+        words.append(f"{form} {', '.join(f'{x:.0%} ({name})' for name, x in known.items()) or 'not above 0 before'}")
+        tests += [near(shares[name], other) for name, other in known.items()]
+    return "; ".join(words), every(tests)
+
+
+def leakage_rises(ds: xr.Dataset) -> Told:
+    """Whether total leakage rises by the swap."""
+    words, tests = [], []
+    for name, part in replacements(ds).items():
+        # Of single blocks alone there are intervals; their mean's is no wider than the mean of theirs.
+        at = part.sel(part="total", band=first_band(part))
+        ends = ("before", "after", "change", "change_low", "change_high")
+        before, after, *change = (float(at[f"leakage_{end}"].mean()) for end in ends)
+        words.append(f"{variance(before)} to {variance(after)} nat² ({name})")
+        tests.append(above(Interval(*change), 0))
+    return ", ".join(words), every(tests)
+
+
+SAME = "The fraction of the residual component that a swap at position 0 removes does not depend on"
+for who, needs, those, without in (
+    ("", BOS, "with a BOS", "without the BOS"),
+    ("text-", TEXT, "without a BOS", "with another embedding than the text's own at position 0"),
+):
+    stabilizing = (ours if who else ruscio).but(needs=needs)
+    protocol = stabilizing.but(where="reviewers: protocol of the 40 %", kind="ours" if who else "request")
+    rule = f"{FRACTION}, by each of two replacements or more, within a quarter of their mean in every model {those}"
+    protocol(f"{who}protocol-replacement", claim=f"{SAME} what is put there.", rule=rule)(same_by_replacement)
+    rule = f"{FRACTION} within a quarter of that by any other definition above 0 before, in every model {those}"
+    protocol(f"{who}protocol-form", claim=f"{SAME} how that component is defined.", rule=rule)(same_by_form)
+    rule = f"total leakage (log form, early queries, mean over blocks) rises by the swap, in every model {those}"
+    claim = f"Attention sinks are stabilizers: {without}, attention patterns depend more on absolute position."
+    stabilizing(f"{who}sinks-stabilize", claim=claim, rule=rule)(leakage_rises)
+
+BANDS = "in every later band the fraction of V(X) removed is below that of the early band"
+
+
+@ruscio("protocol-band", "reviewers: protocol of the 40 %", rule=BANDS, kind="request", needs=BOS)
+def _(ds: xr.Dataset) -> Told:
+    """The fraction that a swap at position 0 removes of the residual component is less behind early queries."""
+    words, tests = [], list[Test]()
+    for name, part in replacements(ds).items():
+        shares = {band: removed(part, band=band) for band in map(str, part["band"].values)}
+        words.append(", ".join(f"{band}: {share_told(share)}" for band, share in shares.items()) + f" ({name})")
+        first, *later = shares.values()
+        tests += [below(apart(first, share), 0) for share in later]
+    return "; ".join(words), every(tests)
+
+
+# ----------------------------------------------------------------------------------------------- position 0 and its readers
+
+
+@theorem("position-0-closed", rule="the stream at position 0 is the same, bit for bit, under any other text behind it")
+def closed(ds: xr.Dataset) -> Told:
+    """The activation at position 0 is a closed dynamical system."""
+    later = float(ds["later_difference"].max())
+    return f"largest change by other text {later:.3g}", later == 0
+
+
+CONSTANT = "behind the same BOS the stream at position 0 does not change with the text, in every model with a BOS"
+
+
+@theorem("fingerprint-constant", rule=CONSTANT, needs=real("trajectory", model=WITH_BOS))
+def _(ds: xr.Dataset) -> Told:
+    """With an auto-prepended BOS the fingerprint at position 0 is constant across inputs."""
+    return closed(ds.sel(first="bos"))
+
+
+APART = 0.9  # cosine below which streams of different tokens have not become one: ours
+VARIES = (
+    f"the cosine of different tokens' streams before the final norm is below {APART:g} in 90 % of pairs, in every model"
+)
+
+
+@ruscio("fingerprint-varies", rule=VARIES, needs=real("trajectory"))
+def _(ds: xr.Dataset) -> Told:
+    """Without an auto-prepended BOS the fingerprint at position 0 varies with the token there."""
+    cosine = estimated(ds.isel(place=0, layer=-1), "cosine")
+    return f"cosine {told(cosine, '.2f')} (90 % of pairs)", below(cosine, APART)
+
+
+def heads_above(ds: xr.Dataset, name: str, threshold: float) -> Told:
+    """Whether a number of heads is above a threshold in some head; how many are, surely or not, with the largest."""
+    values, low, high = (ds[f"{name}{end}"].values.ravel() for end in ("", "_low", "_high"))
+    freedom = float(len(np.unique(units(ds))) - 1) if "prompt" in ds.sizes else np.inf
+    known = (ends for ends in zip(values, low, high, strict=True) if np.isfinite(ends).all())
+    tests = [above(Interval(*map(float, ends))._replace(freedom=freedom), threshold) for ends in known]
+    most, counts = int(np.nanargmax(values)), [int((of > threshold).sum()) for of in (values, low)]
+    words = f"{counts[0]} of {values.size} heads ({counts[1]} surely), at most "
+    return words + interval(values[most], low[most], high[most]), never_refuted(some(tests))
+
+
+heads = ruscio.but(needs=real("sinks"))
+IN_SOME = "in some head of every model, by intervals for so many heads (threshold ours: below it undecided)"
+
+
+@heads("sink-reading-heads", rule=f"takes from position 0 above {LARGE:g} of the stream that it is added to {IN_SOME}")
+def _(ds: xr.Dataset) -> Told:
+    """Heads downstream read position 0: sink-reading heads."""
+    words, test = heads_above(ds, "written", LARGE)
+    if "effect" in ds and np.isfinite(ds["effect"]).any():
+        words += f"; largest effect on the next token {number(ds['effect'].max())} nat"
+    return words, test
+
+
+MOVED = f"with the embedding at 0 the pattern over other keys moves by more than {REACTS:g} (total variation) {IN_SOME}"
+
+
+@heads("heads-react", rule=MOVED)
+def _(ds: xr.Dataset) -> Told:
+    """Attention downstream depends on the token at position 0."""
+    return heads_above(ds, "reacts", REACTS)
+
+
+# ------------------------------------------------------------------------------------------- what position 0 is needed for
+
+HIDING = "--replace drawn,without-0,held-log-z,equal-log-z,constant-sink"
+OPTIONS = f"{HIDING} --prompts 32 --length 128 --profile-prompts 0 --recall 12"
+needed = ours.but(where="7", needs=real("interventions/bos-swap", options=OPTIONS))
+
+
+def loss_rises(ds: xr.Dataset, replacement: str) -> Told:
+    """Whether the next-token loss rises under an intervention."""
+    change = estimated(ds, "loss_change_of_model", replacement=replacement)
+    return f"{told(change, '+.3f')} nat", above(change, 0)
+
+
+def matters_less(ds: xr.Dataset, replacement: str) -> Told:
+    """Whether an intervention changes what is predicted less than position 0 hidden does."""
+    change, hidden = (estimated(ds, "kl_of_model", replacement=name) for name in (replacement, "without-0"))
+    # Both are of the same documents, so that the interval of two independent numbers is too wide if anything.
+    return f"{told(change, '.3f')} against {told(hidden, '.3f')} nat", below(apart(hidden, change), 0)
+
+
+LOSS = "change of the next-token loss under {}, interval over documents, above 0"
+LESS = "KL divergence under {} less that under without-0: interval below 0"
+for name, replacement, claim, rule, function in (
+    ("position-0-needed", "without-0", "Position 0 hidden from every later query, the loss rises.", LOSS, loss_rises),
+    ("denominators-steadied", "held-log-z", "The trend of log Z taken out, the loss rises.", LOSS, loss_rises),
+    ("token-at-0-matters-less", "drawn", "Another token at position 0 matters less than none.", LESS, matters_less),
+    ("constant-logit-suffices", "constant-sink", "A constant logit at 0 costs less than none.", LESS, matters_less),
+):
+    needed(name, claim=claim, rule=rule.format(replacement), replacement=replacement)(function)

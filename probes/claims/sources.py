@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..results.folder import Collected
-from . import objections as objections  # its statements, and those below, come into lists of these sources
-from . import ruscio_position_0 as ruscio_position_0
+from . import objections as objections  # its statements come into the list of [Chowdhury]
 from .chowdhury import chowdhury
 from .claim import Claim
 from .gu import gu
