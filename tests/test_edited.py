@@ -317,7 +317,7 @@ def test_interventions_by_name():
     for name, made in (
         ("mean", Intervention("mean")),
         ("17@8:both*0.2", Intervention(17, 8, "both", 0.2)),
-        ("zero:keys@1", Intervention("zero", 1, "keys")),
+        ("zero@1:keys", Intervention("zero", 1, "keys")),
         (" without-0@2", Intervention("without-0", 2)),
         (5, Intervention(5)),
     ):
@@ -331,6 +331,7 @@ def test_interventions_by_name():
         "mean@",
         "mean@x",
         "mean@1@2",
+        "zero:keys@1",
         "mean:half",
         "mean*a",
         "without-0:keys",

@@ -41,7 +41,7 @@ from .shadow import attention_of, obstacle, output_head, recorders, running_bloc
 from .stored import stored
 from .structure import moved, structure
 from .tokens import first_ids
-from .view import Attention, Edit, Identity, Parts, Site, Trace, Watched
+from .view import Edit, Identity, Parts, Trace, Watched, never_fired
 
 # Of a configuration: what says nothing about which model it is.
 UNSAID = ("transformers_version", "_attn_implementation", "_experts_implementation", "_name_or_path", "dtype")
@@ -221,10 +221,10 @@ class HuggingFaceView(Watched):
         return differentiable(module) if asked else nullcontext()
 
     def _embedded(self, tokens: Tensor, **more: Tensor) -> Tensor:
-        seen: Site[Tensor] = Site("residual", 0)
+        seen: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen.fired.append(hidden(args, kwargs))
+            seen.append(hidden(args, kwargs))
             raise _Reached
 
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
@@ -233,17 +233,14 @@ class HuggingFaceView(Watched):
                 self._decoder(input_ids=tokens.to(self.device), use_cache=False, **more)
         finally:
             handle.remove()
-        return seen.value(self.spec.family).to(self.device)
+        if not seen:
+            raise never_fired(self.spec.family, "residual", 0)
+        return seen[0].to(self.device)
 
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        with (
-            self._passing(embeddings, edits, None, record=False) as (_, last),
-            self._deriving(self._decoder, embeddings),
-        ):
-            self._forward(embeddings)
-        return last.value(self.spec.family)
+        return self._pass(embeddings, edits, Listening(edits, self._watcher, self.device))
 
     @torch.no_grad()
     def trace(
@@ -253,24 +250,24 @@ class HuggingFaceView(Watched):
         attention: bool = False,
         edits: Sequence[Edit] = (),
     ) -> Trace:
-        sites: list[Site[Attention]] = [Site("attention", layer) for layer in range(self.spec.blocks)]
-        with self._passing(embeddings, edits, sites if attention else None) as (calls, last):
-            self._forward(embeddings)
+        heard = Listening(edits, self._watcher, self.device, recording=attention)
+        last = self._pass(embeddings, edits, heard, record=True)
         streams, blocks, rotary = [], [], []
-        for layer, call in enumerate(calls):
-            args, kwargs = call.fired[-1]
+        for layer in range(self.spec.blocks):
+            args, kwargs = heard.calls[layer]
             stream = hidden(args, kwargs).detach().to(self.device)
             call = with_hidden(stream.new_empty(0), args, kwargs)  # so that a kept block does not keep its stream
             streams.append(stream)
             blocks.append(partial(self._recorded, layer, call, [edit for edit in edits if edit.layer == layer]))
             rotary.append(self._rotation(layer, kwargs.get("position_embeddings"), stream))
-        recorded = tuple(site.value(self.spec.family) for site in sites) if attention else ()
-        return Trace((*streams, last.value(self.spec.family)), tuple(blocks), tuple(rotary), recorded)
+        recorded = tuple(heard.attention[layer] for layer in range(self.spec.blocks)) if attention else ()
+        return Trace((*streams, last), tuple(blocks), tuple(rotary), recorded)
 
     def _recorded(self, layer: int, call: tuple[Any, Any], edits: Sequence[Edit], stream: Tensor) -> Tensor:
         """A recorded block as a function of its stream, with the pass's edits of what attention reads and gives."""
         args, kwargs = with_hidden(stream, *call)
-        with self._attending(None, edits, (layer,)), self._deriving(self._blocks[layer], stream):
+        heard = Listening(edits, self._watcher, self.device)
+        with self._attending(heard, (layer,)), self._deriving(self._blocks[layer], stream):
             output = self._blocks[layer](*args, **kwargs)
             return (output[0] if isinstance(output, tuple) else output).to(self.device)
 
@@ -297,9 +294,8 @@ class HuggingFaceView(Watched):
         def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
             past = Past(keys, values, places.to(self.device), seen)
             embedded = self._embedded(tokens, position_ids=past.positions)
-            with self._passing(embedded, edits, None, record=False, past=past) as (_, last):
-                self._forward(embedded, position_ids=past.positions)
-            return last.value(self.spec.family)
+            heard = Listening(edits, self._watcher, self.device, past=past)
+            return self._pass(embedded, edits, heard, position_ids=past.positions)
 
         return run
 
@@ -314,73 +310,63 @@ class HuggingFaceView(Watched):
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _forward(self, embeddings: Tensor, **more: Tensor) -> None:
-        # The hook at block 0 puts `embeddings` where the blocks begin, after scaling and added positions. What the decoder
-        # itself receives only sets the shape.
-        self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False, **more)
-
-    @contextmanager
-    def _passing(
-        self,
-        embeddings: Tensor,
-        edits: Sequence[Edit],
-        sites: list[Site[Attention]] | None,
-        *,
-        record: bool = True,
-        past: Past | None = None,
-    ) -> Iterator[tuple[list[Site[Any]], Site[Tensor]]]:
-        """Hooks for one pass: inject at block 0, apply edits, record every block's call, attention at `sites`, the end.
+    def _pass(
+        self, embeddings: Tensor, edits: Sequence[Edit], heard: Listening, *, record: bool = False, **more: Tensor
+    ) -> Tensor:
+        """The stream after the last block of one pass, with its edits.
 
         Without `record` only that a block was called is kept, not its stream.
         """
         check_edits(edits, self.spec)
-        calls: list[Site[Any]] = [Site("residual", layer) for layer in range(self.spec.blocks)]
-        last: Site[Tensor] = Site("final residual", self.spec.blocks)
 
         def before(layer: int) -> Callable[..., Any]:
             changes = [edit for edit in edits if (edit.site, edit.layer) == ("residual", layer)]
-            changes = [edit for edit in changes if past is None or edit.position is None]
+            changes = [edit for edit in changes if heard.past is None or edit.position is None]
 
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = embeddings if layer == 0 else hidden(args, kwargs)
                 for edit in changes:
                     stream = edit(stream.to(self.device))
                 call = with_hidden(stream, args, kwargs)
-                calls[layer].fired[:] = [call if record else None]
+                heard.calls[layer] = call if record else None
                 return call
 
             return hook
 
         def at_end(module: nn.Module, args: tuple[Any, ...]) -> None:
-            last.fired.append(args[0].to(self.device))
+            heard.last = args[0].to(self.device)
 
-        handles = [block.register_forward_pre_hook(before(i), with_kwargs=True) for i, block in enumerate(self._blocks)]
+        layers = range(self.spec.blocks)
+        handles = [self._blocks[i].register_forward_pre_hook(before(i), with_kwargs=True) for i in layers]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with unrecorded(self._recorders), self._attending(sites, edits, range(self.spec.blocks), past):
-                yield calls, last
-            for call in calls:
-                call.value(self.spec.family)
+            with (
+                unrecorded(self._recorders),
+                self._attending(heard, layers),
+                self._deriving(self._decoder, embeddings),
+            ):
+                # The hook at block 0 puts `embeddings` where the blocks begin, after scaling and added positions. What the
+                # decoder itself receives only sets the shape.
+                self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False, **more)
         finally:
             for handle in handles:
                 handle.remove()
+        for layer in layers:
+            if layer not in heard.calls:
+                raise never_fired(self.spec.family, "residual", layer)
+        if heard.last is None:
+            raise never_fired(self.spec.family, "final residual", self.spec.blocks)
+        return heard.last
 
     @contextmanager
-    def _attending(
-        self,
-        sites: list[Site[Attention]] | None,
-        edits: Sequence[Edit],
-        layers: Sequence[int],
-        past: Past | None = None,
-    ) -> Iterator[None]:
-        """Listen to the attention of `layers`: record it at `sites`, apply edits, call the watcher if there is one."""
-        listener = Listening(edits, sites, self._watcher, self.device, past)
-        if not (listener.heard or listener.edits or past is not None):
+    def _attending(self, heard: Listening, layers: Sequence[int]) -> Iterator[None]:
+        """Listen to the attention of `layers`: record it, apply edits, call the watcher, as far as these are asked for."""
+        if not (heard.heard or heard.edits or heard.past is not None):
             yield
             return
-        with self._connected(listener, layers):
+        with self._connected(heard, layers):
             yield
-        listener.check(layers, self.spec.family)
+        heard.check(layers, self.spec.family)
 
     @contextmanager
     def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:

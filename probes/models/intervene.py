@@ -1,8 +1,8 @@
 """Interventions at position 0 by their name, as `headwater bos-swap --replace` takes them.
 
 A name is a replacement ("mean", "zero", "random", "drawn", a token id), if wanted with `@BLOCK` (from which block on),
-`:PART` (keys, values, both) and `*DOSE`, as in "mean@4", "mean:keys", "17@8:both*0.2"; or one of `WAYS`, if wanted with
-`@BLOCK`, as in "without-0@8".
+`:PART` (keys, values, both) and `*DOSE`, in this order, as in "mean@4", "mean:keys", "17@8:both*0.2"; or one of `WAYS`, if
+wanted with `@BLOCK`, as in "without-0@8".
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ WAYS: dict[str, Weights] = {
     "held-log-z": "held log Z",
     "equal-log-z": "equal log Z",
 }
-FORM = re.compile(r"(?P<what>[^@:*]+)([@:*][^@:*]+)*")
-HOW = {"@": "layer", ":": "part", "*": "dose"}
+FORM = re.compile(r"([^@:*]+?) *(?:@ *([^@:*]+?))? *(?:: *([^@:*]+?))? *(?:\* *([^@:*]+?))?")
 
 
 class Intervention(NamedTuple):
@@ -70,21 +69,16 @@ def intervention(given: Any) -> Intervention:
         return given
     if not isinstance(given, str):  # a token id, or what `swapped` refuses
         return Intervention(given)
-    found = FORM.fullmatch(given.strip())
-    more = re.findall(r"([@:*])([^@:*]+)", given)
-    how = {HOW[sign]: value.strip() for sign, value in more}
-    if found is None or len(how) < len(more):
+    written = FORM.fullmatch(given.strip())
+    if written is None:
         raise InputError(f"'{given}' is no replacement; give one as mean, mean@4, mean:keys, 17*0.2 or without-0@8")
     name, layer, part, dose = (
-        found["what"].strip(),
-        how.get("layer", "0"),
-        how.get("part", "stream"),
-        how.get("dose", "1"),
+        group or usual for group, usual in zip(written.groups(), ("", "0", "stream", "1"), strict=True)
     )
     if not (layer.isascii() and layer.isdigit() and len(layer) < 6):
         raise InputError(f"'{given}': block '{layer}' does not exist; give a number, as in mean@4")
     if name in WAYS:
-        if how.keys() - {"layer"}:
+        if written[3] or written[4]:
             raise InputError(f"'{given}': {name} acts on weights; give it a block, but no part and no dose")
         return Intervention(name, int(layer))
     what = parse_replacement(name, f"{CHOICES}, or {', '.join(WAYS)}")

@@ -30,7 +30,7 @@ from .identity import Stored
 from .listening import Listening
 from .shadow import output_head, recorders, shadow, unrecorded
 from .split import is_split
-from .view import Attention, Parts, Site, Spec
+from .view import Attention, Parts, Spec, never_fired
 
 LEAST, MOST = 8, 64  # tokens of the text on which a bridge is held against its model
 ORIGINAL = "._original_component"  # under which a bridge keeps the module in whose place it stands
@@ -193,7 +193,8 @@ class _Heard:
 
 def check_seen(spec: Spec, layer: int, sites: Iterable[str]) -> None:
     for site in ("query", "key", "value"):
-        Site(site, layer, [True] if site in sites else []).value(spec.family)
+        if site not in sites:
+            raise never_fired(spec.family, site, layer)
 
 
 def _unwired(copied: TransformerBridge) -> TransformerBridge:

@@ -14,33 +14,42 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ..errors import InputError
 from .behind import Past
 from .fused import attend, check_told
-from .view import Attention, Edit, Reweigh, Site, Watcher
+from .view import Attention, Edit, Reweigh, Watcher, never_fired
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
 
 class Listening:
-    """One view's pass: its edits are applied, its attention is recorded at `sites`, and its watcher is told."""
+    """One view's pass: its edits are applied, its watcher is told, and what is recorded of it is kept.
+
+    Args:
+        edits, past: of the pass. Behind a context, edits of one position, which is the context's, are no business of it.
+        watcher: the view's.
+        device: where edits and the watcher find the tensors.
+        recording: whether attention is kept.
+    """
 
     def __init__(
         self,
         edits: Sequence[Edit],
-        sites: list[Site[Attention]] | None,
         watcher: Watcher | None,
         device: torch.device,
+        *,
+        recording: bool = False,
         past: Past | None = None,
     ) -> None:
-        # Behind a context, one position of it is no business of the pass.
         self.edits = [edit for edit in edits if edit.site != "residual" and (past is None or edit.position is None)]
-        self.sites, self.watcher, self.past = sites, watcher, past
+        self.watcher, self.past, self.recording, self._device = watcher, past, recording, device
         self.fired: set[tuple[int, str]] = set()
         self.modules: Mapping[int, int] = {}  # blocks by the id of their attention
-        self._device = device  # where edits and the watcher find the tensors
+        self.calls: dict[int, Any] = {}  # how each block was called, by block
+        self.attention: dict[int, Attention] = {}
+        self.last: Tensor | None = None  # what the final norm read
 
     @property
     def heard(self) -> bool:
         """Whether anything is to be heard of every block."""
-        return self.sites is not None or self.watcher is not None
+        return self.recording or self.watcher is not None
 
     def edited(self, layer: int, site: str, tensor: Tensor) -> Tensor:
         """What stands at that site after its edits."""
@@ -64,20 +73,21 @@ class Listening:
         self.fired.add((layer, "attention"))
         tensors = {name: x.detach().to(self._device) for name, x in vars(attention).items() if isinstance(x, Tensor)}
         attention = replace(attention, **tensors)
-        if self.sites is not None:
-            self.sites[layer].fired.append(attention)
+        if self.recording:
+            self.attention[layer] = attention
         if self.watcher is not None:
             self.watcher(layer, attention)
 
     def check(self, layers: Iterable[int], family: str) -> None:
-        """Check that the watcher was told of every layer, and that no edit looks as if it had no effect.
+        """Check that every layer was heard of where that is asked for, and that no edit looks as if it had no effect.
 
         Raises:
             RuntimeError: a site did not fire, naming the block and the site.
         """
-        watched = [] if self.watcher is None else [(layer, "attention") for layer in layers]
-        for layer, site in (*watched, *((edit.layer, edit.site) for edit in self.edits)):
-            Site(site, layer, [True] if (layer, site) in self.fired else []).value(family)
+        asked = [(layer, "attention") for layer in layers if self.heard]
+        for layer, site in (*asked, *((edit.layer, edit.site) for edit in self.edits)):
+            if (layer, site) not in self.fired:
+                raise never_fired(family, site, layer)
 
 
 listening: ContextVar[Listening | None] = ContextVar("headwater_attention_listener", default=None)

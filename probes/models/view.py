@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -401,29 +401,12 @@ def obstacle(model: Any, layer: int) -> str | None:
     return None if found is None else found(layer)
 
 
-Seen = TypeVar("Seen")
-
-
-@dataclass(frozen=True)
-class Site(Generic[Seen]):
-    """A named point of the forward pass that either fired or did not; used by adapters to raise by name."""
-
-    name: str
-    layer: int
-    fired: list[Seen] = field(default_factory=list)
-
-    def value(self, family: str) -> Seen:
-        """What was seen here last.
-
-        Raises:
-            RuntimeError: nothing passed this site.
-        """
-        if not self.fired:
-            raise RuntimeError(
-                f"{family}: site '{self.name}' of block {self.layer} never fired; this family runs its attention "
-                "elsewhere and is not supported by this probe"
-            )
-        return self.fired[-1]
+def never_fired(family: str, site: str, layer: int) -> RuntimeError:
+    """The error of an adapter whose pass did not come by a named point of a block."""
+    return RuntimeError(
+        f"{family}: site '{site}' of block {layer} never fired; this family runs its attention elsewhere and is not "
+        "supported by this probe"
+    )
 
 
 # The watcher of each view, by its id: a pass of one view may run inside another view's watcher.
