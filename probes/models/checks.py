@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,44 +73,35 @@ def _check_padding(model: View, tokens: Tensor) -> None:
     A tokenizer may pad with a token of its own, or with EOS or BOS, whatever the view's own tokenizer names. What the
     tokenizer puts before every text is none, nor is one EOS at an end, or an id that stands twice in front of all prompts.
     """
-    if (
-        tokens[:, 1:] == tokens[:, 1:2]
-    ).all():  # one id behind position 0 in all prompts: there is no text to be padded
+    if (tokens[:, 1:] == tokens[:, 1:2]).all():  # one id behind position 0: there is no text to be padded
         return
-    for pad, surely, alone in _pads(model):
-        for edge, ids in (("begins", tokens), ("ends", tokens.flip(1))):
-            prefix = model.first_ids if edge == "begins" else ()
-            own = _run(prefix, pad)
-            runs = (ids == pad).long().cumprod(1).sum(1)
-            differ = surely and len(runs.unique()) > 1
-            for row, run in enumerate(runs.tolist()):
-                before_prefix = bool(prefix) and not own and ids[row, run : run + len(prefix)].tolist() == [*prefix]
-                some = run - own >= 1 and (run > 1 or alone or before_prefix)
-                if run - own >= (2 if surely else GUESSED) or (differ and some):
-                    raise InputError(
-                        f"prompt {row} {edge} with {run - own} pad{'s' * (run - own > 1)} (id {pad}), {PAD_REMEDY}"
-                    )
+    for pad, least, dedicated in _pads(model):
+        for edge, ids, prefix in (("begins", tokens, [*model.first_ids]), ("ends", tokens.flip(1), [])):
+            own = next((n for n, token in enumerate(prefix) if token != pad), len(prefix))
+            runs = (ids == pad).long().cumprod(1).sum(1).tolist()
+            differ = least < GUESSED and len(set(runs)) > 1
+            for row, run in enumerate(runs):
+                before_prefix = bool(prefix) and not own and ids[row, run : run + len(prefix)].tolist() == prefix
+                single = differ and run > own and (run > 1 or dedicated or before_prefix)
+                if single or run - own >= least:
+                    pads = f"{run - own} pad{'s' * (run - own > 1)}"
+                    raise InputError(f"prompt {row} {edge} with {pads} (id {pad}), {PAD_REMEDY}")
 
 
-def _pads(model: View) -> Iterator[tuple[int, bool, bool]]:
-    """Ids that a batch may be padded with: (id, whether two of them are padding, whether it serves nothing else)."""
+def _pads(model: View) -> Iterator[tuple[int, int, bool]]:
+    """Ids that a batch may be padded with: (id, how many of them are padding, whether it serves nothing else)."""
     config, tokenizer = json.loads(model.identity.config), model.tokenizer
-    named: dict[str, set[int]] = {}
-    for name in ("pad", "eos", "bos", "unk"):
-        found = [getattr(tokenizer, f"{name}_token_id", None), config.get(f"{name}_token_id")]
-        flat = [one for some in found for one in (some if isinstance(some, list) else [some])]
-        named[name] = {one for one in flat if isinstance(one, int)}
-    ends, others = named["eos"] | named["bos"], named["eos"] | named["bos"] | named["unk"]
-    special = getattr(tokenizer, "all_special_ids", ())
-    custom = named["unk"] if tokenizer is None or writes(tokenizer, [0] * GUESSED) else named["unk"] | {0}
-    for pad in sorted(named["pad"] | ends | custom):
-        surely = pad in named["pad"] or (tokenizer is not None and pad in ends)
-        yield pad, surely, pad in special and pad not in others
 
+    def named(name: str) -> set[int]:
+        ids = [getattr(tokenizer, f"{name}_token_id", None), config.get(f"{name}_token_id")]
+        return {i for some in ids for i in (some if isinstance(some, list) else [some]) if isinstance(i, int)}
 
-def _run(ids: Sequence[int], one: int) -> int:
-    """How many of the first ids are this one."""
-    return next((n for n, other in enumerate(ids) if other != one), len(ids))
+    own, ends, unknown = named("pad"), named("eos") | named("bos"), named("unk")
+    zero = set() if tokenizer is None or writes(tokenizer, [0] * GUESSED) else {0}
+    for pad in sorted(own | ends | unknown | zero):
+        surely = pad in own or (tokenizer is not None and pad in ends)
+        dedicated = pad in getattr(tokenizer, "all_special_ids", ()) and pad not in ends | unknown
+        yield pad, 2 if surely else GUESSED, dedicated
 
 
 def check_id(model: View, token: int, what: str = "token id") -> None:

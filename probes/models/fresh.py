@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 
 from ..errors import InputError
 from .families import SINK_LOGITS, family_of, spec_of
-from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, of_config, resolve
+from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, by_depth, resolve
 from .view import Birth
 
 NO_SINK = -1e30  # a learned sink logit of weight 0 beside any other, and finite as weights of checkpoints have to be
@@ -28,9 +28,20 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
     blocks, width = config.num_hidden_layers, config.hidden_size
     if rule != CONFIG:
         return resolve(rule, blocks, width)
-    default = AutoConfig.for_model(config.model_type).initializer_range
-    scheme = {"assumed": getattr(config, ASSUMED, False), "depth_scaled": family_of(config).depth_scaled}
-    return of_config(config.initializer_range, default, blocks, width, **scheme)
+    default: Any = AutoConfig.for_model(config.model_type).initializer_range
+    sigma, by_family = (
+        config.initializer_range or default,
+        family_of(config).depth_scaled,
+    )  # 0 is as if nothing were said
+    # What the configuration's file does not say is the library's.
+    unsaid = sigma == default and (getattr(config, ASSUMED, False) or not config.initializer_range)
+    own = " of the config" + (", also transformers' default" if sigma == default else "")
+    source = ", transformers' default: the config names none" if unsaid else own
+    source += "; output and down projections divided by sqrt(2L)" if by_family else ""
+    deviations = by_depth(sigma)(blocks, width) if by_family else dict.fromkeys(KINDS, sigma)
+    return Initialization(
+        CONFIG, "default" if unsaid else "config", f"initializer_range {sigma:g}{source}", **deviations
+    )
 
 
 def check_sizes(config: Any) -> None:

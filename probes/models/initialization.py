@@ -119,7 +119,7 @@ PUBLISHED: Mapping[str, Published] = MappingProxyType(
 
 
 def resolve(rule: Rule, blocks: int, width: int) -> Initialization:
-    """What a rule means for a model of that depth and width, unless it is "config" (see `of_config`).
+    """What a rule means for a model of that depth and width, unless it is "config" (see `fresh.initialization_of`).
 
     Raises:
         InputError: no such rule, or a number that is no usable deviation.
@@ -140,28 +140,6 @@ def check_rule(rule: Rule) -> None:
     """
     if rule != CONFIG:
         resolve(rule, 1, 1)
-
-
-def of_config(
-    given: float, default: float, blocks: int, width: int, *, assumed: bool, depth_scaled: bool
-) -> Initialization:
-    """What "config" means: transformers' scheme with the configuration's initializer range.
-
-    Args:
-        given: that range; transformers takes the library's where it is 0.
-        default: the library's.
-        blocks, width: of the model.
-        assumed: the configuration's file says nothing, so that `given` is the library's.
-        depth_scaled: the family's scheme is that of `by_depth` (GPT-2), not one deviation for all.
-    """
-    sigma = given or default
-    published_nowhere = sigma == default and (assumed or not given)
-    own = " of the config" + (", also transformers' default" if sigma == default else "")
-    source = ", transformers' default: the config names none" if published_nowhere else own
-    scaled = "; output and down projections divided by sqrt(2L)" if depth_scaled else ""
-    deviations = by_depth(sigma)(blocks, width) if depth_scaled else dict.fromkeys(KINDS, sigma)
-    standing = "default" if published_nowhere else "config"
-    return Initialization(CONFIG, standing, f"initializer_range {sigma:g}{source}{scaled}", **deviations)
 
 
 def _number(rule: object) -> float:
