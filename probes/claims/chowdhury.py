@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ..results.curves import rms_log_error, smooth, spearman
+from ..results.profiles import shape
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number, range_told
 from ..results.theory_map import Row
@@ -32,17 +33,16 @@ FACTORS = (WEAK, 1.5, STRONG)
 
 
 def u_of(row: Row, factor: float) -> Test:
-    return read.both_above((roughly(row.shape.primacy), roughly(row.shape.recency)), factor)
+    """Whether both ends of a place's profile stand so many times above its middle."""
+    return every(above(roughly(end), float(np.log(factor))) for end in (row.shape.primacy, row.shape.recency))
 
 
 def u_of_places(rows: Rows) -> dict[str, Told]:
-    return {
-        str(row["label"]): (
-            f"primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}",
-            u_of(row, WEAK),
-        )
-        for row in rows
-    }
+    found: dict[str, Told] = {}
+    for row in rows:
+        words = f"primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}"
+        found[str(row["label"])] = words, u_of(row, WEAK)
+    return found
 
 
 def u_everywhere(rows: Rows, factor: float) -> Told:
@@ -55,8 +55,14 @@ def u_everywhere(rows: Rows, factor: float) -> Told:
 
 
 def u_of_model(ds: xr.Dataset, condition: str = "pretrained", factor: float = WEAK) -> Told:
-    """Of a model's own profile."""
-    return read.both_ends(ds, condition, factor)
+    """Of a model's mean profile, whose ends are those that `headwater jacobian` prints."""
+    read.with_middle(ds, condition)
+    numbers = shape(ds, condition)
+    ends = {"primacy": numbers.primacy, "recency": numbers.recency}
+    words = (f"{name} {told(end)}" if end.value > 0 else f"{name}: no middle" for name, end in ends.items())
+    with np.errstate(divide="ignore"):
+        logs = [Interval(*map(float, np.log(end[:3])))._replace(freedom=end.freedom) for end in ends.values()]
+    return ", ".join(words), every(above(end, float(np.log(factor))) for end in logs)
 
 
 for source, name, called, model in (
@@ -70,16 +76,11 @@ for source, name, called, model in (
 
 for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong", "strong U-shape", STRONG)):
     both = f"primacy and recency are both at least {factor:g}"
-    claim, rule = (
-        f"The {u} at initialization is a property of causal decoders as such.",
-        f"{both} at every place of the map",
-    )
-    needs = places(window=0)
-    source(f"u-at-birth-everywhere{end}", claim=claim, rule=f"{rule} without window", needs=needs, factor=factor)(
-        u_everywhere
-    )
+    everywhere, persisting = source.but(needs=places(window=0)), source.but(needs=real("jacobian"))
+    claim, rule = f"Fresh causal decoders as such have the {u}.", f"{both} at every place of the map without window"
+    everywhere(f"u-at-birth-everywhere{end}", claim=claim, rule=rule, factor=factor)(u_everywhere)
     claim, rule = f"The {u} persists through pretraining.", f"{both} in every pretrained model without window"
-    source(f"u-persists{end}", claim=claim, rule=rule, needs=real("jacobian"), factor=factor)(u_of_model)
+    persisting(f"u-persists{end}", claim=claim, rule=rule, factor=factor)(u_of_model)
 
 for short, model, length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "openai-community/gpt2", 1024)):
     claim, rule = f"The U-shape persists in the pretrained {model.rpartition('/')[2]}.", f"both ends at least {WEAK:g}"
@@ -98,6 +99,7 @@ def _(ds: xr.Dataset) -> Told:
 SAME, STRENGTH, NEAR = 0.99, 0.36, 0.05  # published rank correlation; d σ² of Qwen2-0.5B, and how near to it
 RANKS = f"rank correlation of the two profiles, smoothed by us, within 0.01 of {SAME:g}"
 same = chowdhury.but(where="experiments", published=f"{SAME:g}", needs=places("fresh models with and without RoPE"))
+NO_ROPE = fresh("no-rope", "jacobian", options="--conditions init --no-rope", model="bundled models, fresh weights")
 
 
 def smooth_ranks(one: np.ndarray, other: np.ndarray) -> float:
@@ -126,9 +128,6 @@ def without_rope(rows: Rows) -> dict[str, Told]:
 def _(rows: Rows) -> dict[str, Told]:
     """The U-shape at initialization is the same with and without RoPE, at the logit scale of Qwen2-0.5B, d σ² = 0.36."""
     return without_rope([row for row in rows if abs(row["strength"] - STRENGTH) < NEAR])
-
-
-NO_ROPE = fresh("no-rope", "jacobian", options="--conditions init --no-rope", model="bundled models, fresh weights")
 
 
 @same("same-without-rope-bundled", rule=f"{RANKS} in every architecture", kind="ours", needs=NO_ROPE)
@@ -174,6 +173,10 @@ def _(row: Row) -> Told:
 RISING = 0.9  # rank correlation with ln 1/x over the first quarter from which on a profile climbs as the theory has it
 ISOLATED, STEADY, ORDER = 2.0, 1.5, 10.0  # times the neighbours; factors of the anchor's height and of 1/(H-1)!: ours
 CLIMBS = f"rank correlation with ln(1/x) over the first quarter at least {RISING:g} (ours)"
+LENGTHS = f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale"
+WEAKER = "at every logit scale, recency rises as the branches beside the residual stream are made weaker"
+FACTORIAL = f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}"
+DEPTHS = places("fresh models of several depths", group="depth")
 
 
 def climb(row: Row) -> float:
@@ -219,9 +222,6 @@ def _(row: Row) -> Told:
     return f"{number(ratio)} times its neighbours", above(roughly(ratio), float(np.log(ISOLATED)))
 
 
-LENGTHS = f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale"
-
-
 @chowdhury("recency-order-one", rule=LENGTHS, published="O(1)", needs=places("fresh models of several text lengths"))
 def _(rows: Rows) -> dict[str, Told]:
     """The anchor at the last position of the fresh profile is O(1): its height does not depend on the text's length."""
@@ -232,9 +232,6 @@ def _(rows: Rows) -> dict[str, Told]:
         ratio = max(by_length.values()) / min(by_length.values())
         found[strength_told(strength)] = f"factor {ratio:.2f}", below(roughly(ratio), float(np.log(STEADY)))
     return found
-
-
-WEAKER = "at every logit scale, recency rises as the branches beside the residual stream are made weaker"
 
 
 @chowdhury("residual-makes-recency", rule=WEAKER, needs=places("fresh models with scaled branches", rope=True))
@@ -248,10 +245,6 @@ def _(rows: Rows) -> dict[str, Told]:
         falls = [above(roughly(weaker / stronger), 0) for weaker, stronger in pairwise(by_scale.values())]
         found[f"recency at {strength_told(strength)}"] = words, every(falls)
     return found
-
-
-FACTORIAL = f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}"
-DEPTHS = places("fresh models of several depths", group="depth")
 
 
 @chowdhury("dead-zone-factorial", rule=FACTORIAL, published="1/(H-1)!", needs=DEPTHS)
@@ -271,23 +264,19 @@ def _(rows: Rows) -> Told | None:
 # ------------------------------------------------------------------------------------------------------- the score path
 
 FRESH = fresh("theory", options="--prompts 2")
+MODELS = places("fresh GPT-2 and Qwen2.5-0.5B configurations", group="model")
 SHARE = 0.95  # of the norm that the value path has where the score path counts as vanished: ours
 VALUE = f"the value path alone has at least {SHARE:.0%} of the norm"
 
 
-@chowdhury(
-    "score-path-vanishes-usual", "theory", rule=f"{VALUE} in both", needs=places(" and ".join(USUAL), group="model")
-)
+@chowdhury("score-path-vanishes-usual", "theory", rule=f"{VALUE} in both", needs=MODELS)
 def _(rows: Rows) -> dict[str, Told]:
     """At initialization the part of the Jacobian through attention scores vanishes."""
-    return {
-        f"{row['name']} ({strength_told(row['strength'])})": (
-            f"value path {row.value_share:.3f}",
-            row.value_share >= SHARE,
-        )
-        for row in rows
-        if row["name"] in USUAL
-    }
+    found: dict[str, Told] = {}
+    for row in (row for row in rows if row["name"] in USUAL):
+        share = row.value_share
+        found[f"{row['name']} ({strength_told(row['strength'])})"] = f"value path {share:.3f}", share >= SHARE
+    return found
 
 
 @ours("score-path-vanishes-bundled", "theory", rule=f"{VALUE} (mean over positions) in every fresh model", needs=FRESH)
@@ -308,9 +297,10 @@ def _(ds: xr.Dataset) -> Told:
 EDGE = 0.05  # share of the text at either end in which a trough is no valley
 ALIKE, CONTENT = 0.9, 0.3  # rank correlation; margin of a mean correlation: ours
 after = chowdhury.but(needs=real("jacobian"))
-LEAST = (
-    "the least of the smoothed profile's first and last 5 % is above the least between, in every model without window"
-)
+LEAST = "the smoothed profile's least in its first and last 5 % is above the least between, without window"
+ELASTICITY = "rank correlation of smoothed elasticities, pretrained and at initialization (geometric means), at least"
+MORE = "a prompt's log profile varies more around its moving average (5 % of positions, without ends) after"
+APART = f"the mean correlation of different prompts' spikes lies within {CONTENT:g} of 0 in every model without window"
 
 
 @after("valley-persists", rule=LEAST)
@@ -335,11 +325,6 @@ def elasticities(ds: xr.Dataset) -> tuple[list[np.ndarray], np.ndarray]:
     if not (fresh and trained):
         raise Lacks("elasticity")
     return fresh, trained[0]
-
-
-ELASTICITY = (
-    "rank correlation of the smoothed elasticities' geometric means, pretrained and at initialization, at least"
-)
 
 
 @after("baseline-persists", rule=f"{ELASTICITY} {ALIKE:g} (ours)")
@@ -368,11 +353,6 @@ def spikes(values: np.ndarray) -> np.ndarray:
     return (logs - averages)[:, edge:-edge]
 
 
-MORE = (
-    "variance of a prompt's log profile around its moving average (5 % of the positions, ends left out) is larger after"
-)
-
-
 @after("training-adds-spikes", "experiments", rule=f"{MORE} training, in every model without window")
 def _(ds: xr.Dataset) -> Told:
     """Pretraining adds local spikes to the profile."""
@@ -381,9 +361,6 @@ def _(ds: xr.Dataset) -> Told:
     ratio = jackknifed(lambda values: float(values.mean()), after - before, units(ds))
     words = f"variance {np.exp(after.mean()):.2g} after, {np.exp(before.mean()):.2g} before"
     return f"{words}: {told(ratio, change=np.exp)} times", above(ratio, 0)
-
-
-APART = f"the mean correlation of different prompts' spikes lies within {CONTENT:g} of 0 in every model without window"
 
 
 @after("spikes-are-content", "experiments", rule=f"{APART} (90 % interval)", kind="ours")

@@ -51,6 +51,13 @@ def ahead(ds: xr.Dataset, values: xr.DataArray) -> tuple[float, float, Interval]
 # ------------------------------------------------------------------------------------------------------------ universality
 
 LENGTH = 64  # tokens, in [Gu] Table 1
+ALONE = "no other position measured (usually 1 to 7) has as high a sink rate as position 0, in every model with a sink"
+INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat template"}  # by kind of result
+BOTH = f"{real('sinks').command} && {real('code/sinks', more='--text code').command}"
+ANY = f"{AT_ZERO} in every model on all of prose, code and chat that were measured, two at least"
+COLLECTS = 0.1  # above uniform attention; ours
+ALL_KEYS = real("all-keys/sinks", more="--keys all --reacts off --pictures 0")
+COLLECTING = f"no token of three prompts or more at keys 1 to T/2 has an alpha {COLLECTS:g} above uniform in any block"
 
 
 def as_published(ds: xr.Dataset, rate: float) -> Told:
@@ -91,13 +98,6 @@ def _(ds: xr.Dataset) -> Told | None:
     return None if ds.attrs.get("first_policy") == "bos" else sinks_in_small_models(ds)
 
 
-INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat template"}  # by kind of result
-
-
-BOTH = f"{real('sinks').command} && {real('code/sinks', more='--text code').command}"
-ANY = f"{AT_ZERO} in every model on all of prose, code and chat that were measured, two at least"
-
-
 @gu("sinks-with-various-inputs", rule=ANY, needs=replace(real(*INPUTS), command=BOTH))
 def _(inputs: Results) -> Told | None:
     """Attention sinks exist whatever the input is."""
@@ -114,23 +114,12 @@ def _(ds: xr.Dataset) -> Told:
     return f"{told(alpha, '.3f')} (uniform {number(even, '.3f')})", above(alpha, even)
 
 
-@gu(
-    "first-token-alone",
-    "3.1",
-    rule="no other position measured has as high a sink rate as 0, in every model with a sink",
-)
+@gu("first-token-alone", "3.1", rule=ALONE)
 def _(ds: xr.Dataset) -> Told:
     """The attention sink is the first token, and no other."""
     first, most, difference = ahead(ds, sinks(ds))
     words = f"{number(first, '.3f')}, others at most {number(most, '.3f')}"
     return words, above(difference, 0) if max(first, most) >= THERE else None
-
-
-COLLECTS = 0.1  # above uniform attention; ours
-ALL_KEYS = real("all-keys/sinks", more="--keys all --reacts off --pictures 0")
-COLLECTING = (
-    f"no token of three prompts or more at keys 1 to T/2 has a mean alpha {COLLECTS:g} above uniform in any block"
-)
 
 
 @gu("no-token-collects", "3.1", rule=COLLECTING, needs=ALL_KEYS)
@@ -150,6 +139,8 @@ def _(ds: xr.Dataset) -> Told | None:
 
 MOST = "in nine tenths of each model's heads with a mean weight above 0.3 on position 0; in under half, not to hold"
 SMALL, LARGE = 0.5, 2.0  # times the others' norm; ours
+LARGER = f"the norm at position 0, known within a quarter, is above {LARGE:g} times the others' in some block"
+MASSIVE = "in every model some dimension at position 0 exceeds 100 and is above 1,000 medians in some block"
 
 
 def in_attending(ds: xr.Dataset, values: xr.DataArray) -> np.ndarray:
@@ -183,9 +174,7 @@ def _(ds: xr.Dataset) -> Told:
     return (words, in_most(share < weight)) if len(weight) else ("no head attends", None)
 
 
-@followed(
-    "stream-of-sink-large", rule=f"its norm, known within a quarter, is above {LARGE:g} times the others' in some block"
-)
+@followed("stream-of-sink-large", rule=LARGER)
 def _(ds: xr.Dataset) -> Told:
     """From some block on the first token's hidden state is significantly larger than the others'."""
     ratio = (ds["norm_first"] / ds["norm_others"]).isel(first=0).values
@@ -193,9 +182,7 @@ def _(ds: xr.Dataset) -> Told:
     return f"{ratio[at]:.1f} times before block {at}", above(roughly(float(ratio[at]), QUARTER), math.log(LARGE))
 
 
-@followed(
-    "massive-activations", "3.1, after [Sun]", rule="some dimension there exceeds 100 and 1,000 medians in some block"
-)
+@followed("massive-activations", "3.1, after [Sun]", rule=MASSIVE)
 def _(ds: xr.Dataset) -> Told:
     """The first token has massive activations."""
     first = ds.isel(first=0)
@@ -208,6 +195,13 @@ def _(ds: xr.Dataset) -> Told:
 STEP = re.compile(r"(?:.*/)?(?P<model>[^/@]+)[@/]step(?P<step>\d+)")
 EMERGES = (1000, 2000)  # steps, of the published models of 60 million parameters
 Courses = Sequence[Mapping[float, float]]  # of runs, by step
+STEPS = ("/step0", "/step100", "/step300", "/step1000", "")
+COURSE = training("steps", ["tiny-llama"], "--reacts off --pictures 0 --prompts 16", (1, 2), STEPS)
+WHEN = f"in each of {RUNS} runs or more the steps measured around its first sink rate of {THERE:g} lie within; in none, not"
+WINDOWS, LOGITS = ("tiny-llama", "tiny-mistral-window"), ("tiny-sink-logits", "tiny-no-sink-logits")
+PREVENTS = f"{AT_ZERO} in {{}}, below in {{}}, {OVER_RUNS} of each"
+FIRST = f"mean weight against uniform attention's is above 1 at position 0 and higher than at any other, {OVER_RUNS}"
+CONTROL = runs("sinks", *LOGITS, seeds=(0, 1, 2))
 
 
 def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
@@ -232,8 +226,6 @@ def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
     return judged(case(words_and_test, found), f"{', '.join(found)} over training", used) if found else None
 
 
-STEPS = ("/step0", "/step100", "/step300", "/step1000", "")
-COURSE = training("steps", ["tiny-llama"], "--reacts off --pictures 0 --prompts 16", (1, 2), STEPS)
 emerging = gu.but(needs=Evidence("controlled", judge_courses, COURSE, "tiny-llama over its training"))
 
 
@@ -242,9 +234,6 @@ def _(courses: Courses) -> Test:
     """Attention sinks are not there at initialization; they emerge in training."""
     first, last = (over_training([list(course.values())[at] for course in courses]) for at in (0, -1))
     return every([below(first, THERE), above(last, THERE)])
-
-
-WHEN = f"in each of {RUNS} runs or more the steps measured around its first sink rate of {THERE:g} lie within; in none, not"
 
 
 @emerging("emerges-when", "Fig. 4", rule=WHEN, published=f"{EMERGES[0]:,} to {EMERGES[1]:,} steps")
@@ -273,13 +262,6 @@ def prevents(without: Sequence[float], with_it: Sequence[float]) -> Test:
     return every([above(over_training(without), THERE), below(over_training(with_it), THERE)])
 
 
-WINDOWS, LOGITS = ("tiny-llama", "tiny-mistral-window"), ("tiny-sink-logits", "tiny-no-sink-logits")
-PREVENTS = f"{AT_ZERO} in {{}}, below in {{}}, {OVER_RUNS} of each"
-
-
-FIRST = f"mean weight against uniform attention's is above 1 at position 0 and higher than at any other, {OVER_RUNS}"
-
-
 @windows("window-absolute-first", rule=FIRST, needs=runs("sinks", WINDOWS[1]))
 def _(models: Sequence[Results]) -> Told:
     """Under sliding-window attention the sink is the absolute first token."""
@@ -296,9 +278,6 @@ def _(models: Sequence[Results]) -> Told:
     plain, narrow = map(of_runs, models)
     words = f"{WINDOWS[0]} {listed(plain, '.3f')}; {WINDOWS[1]} {listed(narrow, '.3f')}"
     return words, prevents(plain, narrow)
-
-
-CONTROL = runs("sinks", *LOGITS, seeds=(0, 1, 2))
 
 
 @gu("learned-sink-replaces-first", "our control", rule=PREVENTS.format(*LOGITS[::-1]), kind="ours", needs=CONTROL)

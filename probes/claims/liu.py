@@ -15,9 +15,7 @@ from .evidence import real, unmeasured
 from .ledger import Source
 from .rules import Told, above, told
 
-UNMEASURED = (
-    "accuracy over documents, not measured here; the command: how the next token depends on every position instead"
-)
+UNMEASURED = "accuracy over documents, not measured here; the command: how the next token depends on positions"
 PROFILE = "headwater jacobian {} --readout logits --length 4096 --out runs/lost-in-the-middle"
 GPT, LONGCHAT, LLAMA2 = "GPT-3.5-Turbo (no weights published)", "lmsys/longchat-13b-16k", "meta-llama/Llama-2-7b-hf"
 

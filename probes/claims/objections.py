@@ -17,6 +17,10 @@ from .readings import of_profiles, prompted, root_mean_square
 from .rules import Lacks, Told, above, below, every, told
 
 objection = chowdhury.but(where="objection in public", kind="request", needs=places())
+SMALLER = "the smaller RMS log error (best scale) at every place of the map"
+ERROR, RANK = 0.1, 0.95  # of the surrogate: ours
+FRESH = fresh("theory", options="--prompts 2")
+SCALAR = fresh("scalar-init", "scalar", "jacobian", options="--method scalar --conditions init")
 
 
 def errors(measured: np.ndarray, *theories: np.ndarray) -> list[float]:
@@ -36,9 +40,6 @@ def powers_nearer(rows: Sequence[Row], powers: str, amplitudes: str) -> Told:
     of_powers, of_amplitudes = (range_told([both[at] for both in known]) for at in (0, 1))
     words = f"powers nearer at {sum(nearer)} of {len(known)} places: {of_powers}, amplitudes {of_amplitudes}"
     return words, every(nearer)
-
-
-SMALLER = "the smaller RMS log error (best scale) at every place of the map"
 
 
 @objection("objection-powers-map", rule=f"adding powers has {SMALLER} without scaled branches, coefficients alike")
@@ -67,9 +68,6 @@ def powers_in_model(ds: xr.Dataset, condition: str) -> Told:
     return f"error {told(error, change=np.exp)} times that of N^L", below(error, 0)
 
 
-ERROR, RANK = 0.1, 0.95  # of the surrogate: ours
-
-
 def surrogate(kinds: Results, condition: str) -> Told:
     """Whether the scalar probe stands in for the Jacobian norm, on the same prompts."""
     whole = kinds["jacobian"]
@@ -88,8 +86,6 @@ def surrogate(kinds: Results, condition: str) -> Told:
     return words, every([below(error, ERROR), above(rho, RANK)])
 
 
-FRESH = fresh("theory", options="--prompts 2")
-SCALAR = fresh("scalar-init", "scalar", "jacobian", options="--method scalar --conditions init")
 for condition, word, theory, scalar in (
     ("init", "fresh", FRESH, SCALAR),
     ("pretrained", "pretrained", real("theory"), real("scalar", "jacobian")),

@@ -11,12 +11,12 @@ import xarray as xr
 
 from ..results.curves import by_condition, estimate
 from ..results.dataset import options_of
-from ..results.profiles import shape, typical
+from ..results.profiles import typical
 from ..results.statistics import Interval, between_runs, jackknifed, over_runs, units
 from ..results.theory_map import Row
 from ..results.ushape import SHORTEST
 from .evidence import config
-from .rules import Lacks, Test, Told, above, every, told
+from .rules import Lacks
 
 RUNS = 3  # of controlled training, at the least
 OVER_RUNS = f"Student's t over {RUNS} runs or more"
@@ -107,22 +107,6 @@ def of_profiles(
         return over_runs([tell(*map(mean, of_seed)) for of_seed in by_seed])
     together = np.stack(by_seed[0], axis=1)
     return jackknifed(lambda values: float(tell(*map(mean, np.moveaxis(values, 1, 0)))), together, unit)
-
-
-def both_ends(ds: xr.Dataset, condition: str, factor: float) -> Told:
-    """Whether primacy and recency of the mean profile, as `headwater jacobian` prints them, are at least a factor."""
-    with_middle(ds, condition)
-    numbers = shape(ds, condition)
-    ends = {"primacy": numbers.primacy, "recency": numbers.recency}
-    words = (f"{name} {told(end)}" if end.value > 0 else f"{name}: no middle" for name, end in ends.items())
-    with np.errstate(divide="ignore"):
-        logs = [Interval(*map(float, np.log(end[:3])))._replace(freedom=end.freedom) for end in ends.values()]
-    return ", ".join(words), both_above(logs, factor)
-
-
-def both_above(ends: Iterable[Interval], factor: float) -> Test:
-    """Whether both ends, given as logarithms, stand `factor` times above the middle."""
-    return every(above(end, float(np.log(factor))) for end in ends)
 
 
 # ----------------------------------------------------------------------------------------------------------------- map

@@ -34,6 +34,13 @@ theorem = ruscio.but(kind="theorem", needs=real("trajectory"))
 
 # -------------------------------------------------------------------------------------------------------- the two sources
 
+PUBLISHED = real("leakage", only=HUB, options="--prompts 1024 --length 128", out="runs/ruscio")
+SHUFFLED = "total leakage (log form, early queries) lies above the 97.5 % quantile of shuffled query labels"
+ROUNDING, SUMS = 1e-12, 1e-6  # squared nats; relative
+DESIGN = f"both off, the log form is below {ROUNDING:g} nat²; parts and spread sum to the weight form within {SUMS:g}"
+MARGIN = 0.02  # of the band's total
+NULL = f"block 0's V(X) (90 % interval) is within {MARGIN:g} of every band's leakage, or position 0's logits account for it"
+
 
 def early(ds: xr.Dataset, variable: str, **where: str) -> Interval:
     """A variable at early queries."""
@@ -55,9 +62,7 @@ def positive(**components: Interval) -> Told:
     return words, every(above(one, 0) for one in components.values())
 
 
-@ruscio(
-    "absolute-position-leaks", rule="total leakage (log form, early queries) above 97.5 % of shuffled query labels'"
-)
+@ruscio("absolute-position-leaks", rule=SHUFFLED)
 def _(ds: xr.Dataset) -> Told:
     """Attention patterns of RoPE models depend on absolute position."""
     total, band = early(ds, "log_form_of_model", part="total"), first_band(ds)
@@ -89,9 +94,6 @@ def _(ds: xr.Dataset) -> Told:
     return positive(X=early(ds, "log_stream_of_model"))
 
 
-PUBLISHED = real("leakage", only=HUB, options="--prompts 1024 --length 128", out="runs/ruscio")
-
-
 @ruscio("both-in-published-models", rule=f"V(M) and V(X), the constant sink taken out, each {ABOVE}", needs=PUBLISHED)
 def _(ds: xr.Dataset) -> Told:
     """Both components of leakage, mask and residual stream, appear in the three architectures of the paper."""
@@ -116,12 +118,6 @@ def _(ds: xr.Dataset) -> Told:
     return f"mask {told(mask)}, residual stream {told(stream)} nat²", above(apart(stream, mask), 0)
 
 
-ROUNDING, SUMS = 1e-12, 1e-6  # squared nats; relative
-DESIGN = (
-    f"both off, the log form is below {ROUNDING:g} nat²; mask, stream and spread sum to the weight form within {SUMS:g}"
-)
-
-
 @isolation("isolation-design", rule=DESIGN, kind="theorem")
 def _(ds: xr.Dataset) -> Told:
     """The two channels, mask and residual stream, can be switched off one by one, and account for all of the leakage."""
@@ -135,10 +131,6 @@ def _(ds: xr.Dataset) -> Told:
         of = {source: early(ds, "weight_share_of_model", source=source) for source in map(str, ds["source"].values)}
         known = ", ".join(f"{source} {share_told(share)}" for source, share in of.items())
     return f"both off {neither:.1g} nat², sum off by {off:.1g}; {known}", neither < ROUNDING and off < SUMS
-
-
-MARGIN = 0.02  # of the band's total
-NULL = f"block 0's V(X) (90 % interval) is within {MARGIN:g} of every band's leakage, or position 0's logits account for it"
 
 
 @isolation("isolation-null", rule=NULL)
@@ -160,6 +152,8 @@ def _(ds: xr.Dataset) -> Told:
 
 trained = partial(runs, "leakage", options="--prompts 1024 --length 128")
 STEADY = "V(X) at early queries, the constant sink taken out,"
+BOTH = f"V(M) and {STEADY} lie above 0 in all three, {OVER_RUNS} of each"
+GROWS = f"rank correlation of V(X) with the block, and the last block's V(X) less the first's, are above 0, {OVER_RUNS}"
 
 
 def of_runs(results: Results, variable: str = "steady_stream_of_model", **where: str) -> list[float]:
@@ -187,8 +181,6 @@ for name, models, claim in (
     rule = f"{STEADY} rises from {' to '.join(models)}, {OVER_RUNS} of each"
     ruscio(name, claim=claim, rule=rule, needs=trained(*models), names=models)(stream_rises)
 
-BOTH = f"V(M) and {STEADY} lie above 0 in all three, {OVER_RUNS} of each"
-
 
 @ruscio("both-in-all-architectures", rule=BOTH, needs=trained(NTK, PLAIN, WINDOW))
 def _(models: Sequence[Results]) -> Told:
@@ -199,9 +191,6 @@ def _(models: Sequence[Results]) -> Told:
         words.append(f"{name} " + ", ".join(f"V({part}) {variances(values)}" for part, values in of.items()))
         tests += [above(over_training(values), 0) for values in of.values()]
     return f"{'; '.join(words)} nat²", every(tests)
-
-
-GROWS = f"rank correlation of V(X) with the block, and the last block's V(X) less the first's, are above 0, {OVER_RUNS}"
 
 
 @ruscio("window-grows-with-depth", rule=GROWS, needs=trained(WINDOW))
@@ -226,6 +215,16 @@ SWAPS = {
     "text": (TEXT, "Replacing the embedding of the token of text at position 0"),
     "im-start": (real("im-start/bos-swap", more="--first 1"), "Replacing <|im_start|> at position 0"),
 }
+NEAR_40 = f"{FRACTION} within a quarter of {FORTY:g} in every model, by every replacement"
+FORMS = {  # other things that "residual component" may be read as: variable, place
+    "V(X) without the constant sink": ("residual_steady", {}),
+    "logits' V(S)": ("leakage", {"part": "logits"}),
+    "denominators' V(D)": ("leakage", {"part": "denominator"}),
+    "Shapley value of the log form": ("source", {"source": "residual"}),
+    "Shapley value of the weight form": ("weight", {"source": "residual"}),
+}
+SAME = "The fraction of the residual component that a swap at position 0 removes does not depend on"
+BANDS = "in every later band the fraction of V(X) removed is below that of the early band"
 
 
 def replacements(ds: xr.Dataset) -> dict[str, xr.Dataset]:
@@ -252,7 +251,6 @@ def removes(ds: xr.Dataset, fraction: float = FORTY, variable: str = "removed_of
     return words, every(near(share, fraction) if fraction else above(share, 0) for share in shares.values())
 
 
-NEAR_40 = f"{FRACTION} within a quarter of {FORTY:g} in every model, by every replacement"
 for who, (needs, swap) in SWAPS.items():
     source = (ruscio if who == "bos" else ours).but(needs=needs, published="40 %")
     claim = f"{swap} removes 40 % of the residual component at early queries, the constant sink left in."
@@ -279,15 +277,6 @@ def same_by_replacement(ds: xr.Dataset) -> Told:
     known = [share.value for share in shares.values() if not np.isnan(share.value)]
     words = ", ".join(f"{name} {share_told(share)}" for name, share in shares.items())
     return words, every(near(share, float(np.mean(known))) for share in shares.values()) if len(known) > 1 else None
-
-
-FORMS = {  # other things that "residual component" may be read as: variable, place
-    "V(X) without the constant sink": ("residual_steady", {}),
-    "logits' V(S)": ("leakage", {"part": "logits"}),
-    "denominators' V(D)": ("leakage", {"part": "denominator"}),
-    "Shapley value of the log form": ("source", {"source": "residual"}),
-    "Shapley value of the weight form": ("weight", {"source": "residual"}),
-}
 
 
 def left(part: xr.Dataset, name: str, /, **where: str) -> float | None:
@@ -324,7 +313,6 @@ def leakage_rises(ds: xr.Dataset) -> Told:
     return ", ".join(words), every(tests)
 
 
-SAME = "The fraction of the residual component that a swap at position 0 removes does not depend on"
 for who, needs, those, without in (
     ("", BOS, "with a BOS", "without the BOS"),
     ("text-", TEXT, "without a BOS", "with another embedding than the text's own at position 0"),
@@ -338,8 +326,6 @@ for who, needs, those, without in (
     rule = f"total leakage (log form, early queries, mean over blocks) rises by the swap, in every model {those}"
     claim = f"Attention sinks are stabilizers: {without}, attention patterns depend more on absolute position."
     stabilizing(f"{who}sinks-stabilize", claim=claim, rule=rule)(leakage_rises)
-
-BANDS = "in every later band the fraction of V(X) removed is below that of the early band"
 
 
 @ruscio("protocol-band", "reviewers: protocol of the 40 %", rule=BANDS, kind="request", needs=BOS)
@@ -356,6 +342,13 @@ def _(ds: xr.Dataset) -> Told:
 
 # ----------------------------------------------------------------------------------------------- position 0 and its readers
 
+CONSTANT = "behind the same BOS the stream at position 0 does not change with the text, in every model with a BOS"
+APART = 0.9  # cosine below which streams of different tokens have not become one: ours
+VARIES = f"the cosine of different tokens' streams before the final norm is below {APART:g} in 90 % of pairs"
+heads = ruscio.but(needs=real("sinks"))
+IN_SOME = "in some head of every model, by intervals for so many heads (threshold ours: below it undecided)"
+MOVED = f"with the embedding at 0 the pattern over other keys moves by more than {REACTS:g} (total variation) {IN_SOME}"
+
 
 @theorem("position-0-closed", rule="the stream at position 0 is the same, bit for bit, under any other text behind it")
 def closed(ds: xr.Dataset) -> Told:
@@ -364,19 +357,10 @@ def closed(ds: xr.Dataset) -> Told:
     return f"largest change by other text {later:.3g}", later == 0
 
 
-CONSTANT = "behind the same BOS the stream at position 0 does not change with the text, in every model with a BOS"
-
-
 @theorem("fingerprint-constant", rule=CONSTANT, needs=real("trajectory", model=WITH_BOS))
 def _(ds: xr.Dataset) -> Told:
     """With an auto-prepended BOS the fingerprint at position 0 is constant across inputs."""
     return closed(ds.sel(first="bos"))
-
-
-APART = 0.9  # cosine below which streams of different tokens have not become one: ours
-VARIES = (
-    f"the cosine of different tokens' streams before the final norm is below {APART:g} in 90 % of pairs, in every model"
-)
 
 
 @ruscio("fingerprint-varies", rule=VARIES, needs=real("trajectory"))
@@ -397,10 +381,6 @@ def heads_above(ds: xr.Dataset, name: str, threshold: float) -> Told:
     return words + interval(values[most], low[most], high[most]), never_refuted(some(tests))
 
 
-heads = ruscio.but(needs=real("sinks"))
-IN_SOME = "in some head of every model, by intervals for so many heads (threshold ours: below it undecided)"
-
-
 @heads("sink-reading-heads", rule=f"takes from position 0 above {LARGE:g} of the stream that it is added to {IN_SOME}")
 def _(ds: xr.Dataset) -> Told:
     """Heads downstream read position 0: sink-reading heads."""
@@ -408,9 +388,6 @@ def _(ds: xr.Dataset) -> Told:
     if "effect" in ds and np.isfinite(ds["effect"]).any():
         words += f"; largest effect on the next token {number(ds['effect'].max())} nat"
     return words, test
-
-
-MOVED = f"with the embedding at 0 the pattern over other keys moves by more than {REACTS:g} (total variation) {IN_SOME}"
 
 
 @heads("heads-react", rule=MOVED)
@@ -424,6 +401,8 @@ def _(ds: xr.Dataset) -> Told:
 HIDING = "--replace drawn,without-0,held-log-z,equal-log-z,constant-sink"
 OPTIONS = f"{HIDING} --prompts 32 --length 128 --profile-prompts 0 --recall 12"
 needed = ours.but(where="7", needs=real("interventions/bos-swap", options=OPTIONS))
+LOSS = "change of the next-token loss under {}, interval over documents, above 0"
+LESS = "KL divergence under {} less that under without-0: interval below 0"
 
 
 def loss_rises(ds: xr.Dataset, replacement: str) -> Told:
@@ -439,8 +418,6 @@ def matters_less(ds: xr.Dataset, replacement: str) -> Told:
     return f"{told(change, '.3f')} against {told(hidden, '.3f')} nat", below(apart(hidden, change), 0)
 
 
-LOSS = "change of the next-token loss under {}, interval over documents, above 0"
-LESS = "KL divergence under {} less that under without-0: interval below 0"
 for name, replacement, claim, rule, function in (
     ("position-0-needed", "without-0", "Position 0 hidden from every later query, the loss rises.", LOSS, loss_rises),
     ("denominators-steadied", "held-log-z", "The trend of log Z taken out, the loss rises.", LOSS, loss_rises),

@@ -15,20 +15,19 @@ from .rules import Test, Told, above, below, every, told
 FAILS, TENTH = 1.0, 0.1  # nat; of the loss that no first keys cost: ours
 FOUR = {"first_keys": 4, "numbering": "cache"}
 EVERY = "with every number of last keys, in every model, at positions whose cache has lost keys"
-
-xiao = Source(
-    "[Xiao]",
-    "xiao",
-    real("evict/sinks", options="--prompts 12 --length 1024 --reacts off --pictures 0 --evict 0,1,4 --keep 64,128,256"),
-)
+PERPLEXITY = "perplexity 5,158, and 5.40 with four initial tokens (Llama-2-13B)"
+OPTIONS = "--prompts 12 --length 1024 --reacts off --pictures 0 --evict 0,1,4 --keep 64,128,256"
+xiao = Source("[Xiao]", "xiao", real("evict/sinks", options=OPTIONS))
+FAILING = f"without first keys the loss rises by more than {FAILS:g} nat"
+CACHED = "the loss with four first keys less that with positions by the text is below 0"
+LITTLE = f"what four first keys cost in loss, less {TENTH:g} of what none cost (the number measured), is below 0"
 
 
 def by_last(ds: xr.Dataset, tell: Callable[[xr.Dataset], Interval], test: Callable[[Interval], Test]) -> Told:
     """What is told of each number of last keys, where caches have lost keys; the test has to hold for all."""
     costs = {int(last): tell(ds.sel(cache="cut", last_keys=last)) for last in ds["last_keys"].values}
-    return ", ".join(f"{told(cost, '.3f')} nat at {last}" for last, cost in costs.items()), every(
-        map(test, costs.values())
-    )
+    words = ", ".join(f"{told(cost, '.3f')} nat at {last}" for last, cost in costs.items())
+    return words, every(map(test, costs.values()))
 
 
 def four_cost_less(ds: xr.Dataset, first_keys: int, numbering: str = "cache", share: float = 1.0) -> Told:
@@ -41,15 +40,7 @@ def four_cost_less(ds: xr.Dataset, first_keys: int, numbering: str = "cache", sh
     return by_last(ds, change, lambda found: below(found, 0))
 
 
-LARGE = "perplexity 5,158, and 5.40 with four initial tokens (Llama-2-13B)"
-
-
-@xiao(
-    "window-attention-fails",
-    "abstract, Fig. 1",
-    rule=f"no first keys cost more than {FAILS:g} nat {EVERY}",
-    published=LARGE,
-)
+@xiao("window-attention-fails", "abstract, Fig. 1", rule=f"{FAILING} {EVERY}", published=PERPLEXITY)
 def _(ds: xr.Dataset) -> Told:
     """Window attention, whose cache holds the last keys alone, fails once the text is longer than the cache."""
 
@@ -59,11 +50,7 @@ def _(ds: xr.Dataset) -> Told:
     return by_last(ds, cost, lambda found: above(found, FAILS))
 
 
-KEPT = "perplexity 5.40 instead of 5,158 (Llama-2-13B)"
-LITTLE = f"what four first keys cost in loss, less {TENTH:g} of what none cost (the number measured), is below 0"
-
-
-@xiao("first-keys-recover", "abstract, Table 1", rule=f"{LITTLE} {EVERY}", published=KEPT)
+@xiao("first-keys-recover", "abstract, Table 1", rule=f"{LITTLE} {EVERY}", published=PERPLEXITY)
 def _(ds: xr.Dataset) -> Told:
     """Keeping four initial tokens largely recovers the performance that window attention loses."""
     return four_cost_less(ds, 0, share=TENTH)
@@ -75,9 +62,7 @@ def _(ds: xr.Dataset) -> Told:
     return four_cost_less(ds, 1)
 
 
-@xiao(
-    "positions-within-the-cache", "3.1, 3.2", rule=f"the loss with four first keys is lower so than by the text {EVERY}"
-)
+@xiao("positions-within-the-cache", "3.1, 3.2", rule=f"{CACHED} {EVERY}")
 def _(ds: xr.Dataset) -> Told:
     """Positions have to be counted within the cache and not by the text."""
     return four_cost_less(ds, 4, "text")
