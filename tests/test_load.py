@@ -108,16 +108,6 @@ def test_a_checkpoint_without_tokenizer_loads_but_has_no_prompts(tmp_path, copie
     assert probes.load(tmp_path / "bare", "transformer_lens").reinitialized(0).tokenizer is None
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_bos_is_what_training_put_first(backend):
-    model = families.model("llama")
-    assert probes.load(model, backend).bos is None
-    kinds: dict[families.Bos, int | None] = {"prepended": 0, "dedicated": None, "end": None, "none": None}
-    for kind, bos in kinds.items():
-        seen = probes.load(model, backend, tokenizer=families.tokenizer(kind))
-        assert seen.bos == seen.reinitialized(0).bos == bos
-
-
 def test_bridges_booted_by_transformer_lens_itself(tmp_path):
     families.tokenizer("end").save_pretrained(tmp_path)
     given: Any = {"hf_model": families.model("llama"), "tokenizer": AutoTokenizer.from_pretrained(tmp_path)}
@@ -172,29 +162,6 @@ def test_revisions_are_subfolders(tmp_path, kept):
     at = steps.rename(tmp_path / "a@b")
     assert probes.load(at).identity.name == "a@b"
     assert probes.load(f"{at}@step0").identity.revision == "step0"
-
-
-# ----------------------------------------------------------------------------------------------------- bundled
-
-
-BUNDLED = {"tiny-llama": "llama", "tiny-llama-ntk": "llama", "tiny-mistral-window": "mistral", "tiny-qwen2": "qwen2"}
-
-
-@pytest.mark.parametrize("name", BUNDLED)
-def test_bundled_models(name, monkeypatch, tmp_path):
-    assert probes.bundled() == list(BUNDLED)
-    monkeypatch.chdir(tmp_path)  # bundled names work from anywhere
-    model = probes.load(name)
-    assert (model.spec.family, model.identity.name, model.identity.revision) == (BUNDLED[name], name, None)
-    tokens = probes.prompts(model, n=2, length=32)
-    assert (model.bos is None) == (name == "tiny-qwen2")
-    assert model.bos is None or (tokens[:, 0] == model.bos).all()
-    steps = ["step0", "step100", "step300", "step1000"] if name == "tiny-llama" else ["step0"]
-    for step in steps:
-        early = probes.load(f"{name}@{step}")
-        assert (early.identity.name, early.identity.revision) == (name, step)
-        assert early.identity.weights != model.identity.weights
-    assert f"'{name}' has no revision 'step1'; it has {', '.join(steps)}" in refused(f"{name}@step1")
 
 
 # --------------------------------------------------------------------------------------------------- bad input

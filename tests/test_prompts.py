@@ -125,18 +125,6 @@ def test_bundled_text(with_bos):
         assert len(set(drawn.documents)) == 16
 
 
-def test_dataset_file_gives_the_same_kind_of_windows(with_bos, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    file = tmp_path / "rows.jsonl"
-    rows = [" ".join(np.random.default_rng(i).choice(WORDS, 50)) for i in range(40)]  # fewer than are skipped, mostly
-    file.write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
-    tokens = prompts(with_bos, n=3, length=24, dataset=str(file), column="body")
-    assert tokens.shape == (3, 24)
-    assert torch.equal(tokens, prompts(with_bos, n=3, length=24, dataset=str(file), column="body"))
-    words = with_bos.tokenizer.decode(tokens[0, 3:-2].tolist()).split()
-    assert any(" ".join(words[1:-1]) in row for row in rows)  # of one document
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

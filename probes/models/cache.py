@@ -1,4 +1,4 @@
-"""A cache of folders that take long to make: written whole or not at all, and checked before they are used.
+"""A cache of folders that take long to make, written whole or not at all.
 
 They lie under $HEADWATER_CACHE, else $XDG_CACHE_HOME/headwater, else ~/.cache/headwater, each under a key of everything
 that its content depends on. Any of them may be removed at any time.
@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -21,10 +20,8 @@ from typing import Any
 from ..errors import InputError
 from ..run.files import system_error
 
-LIST = "headwater.json"  # the last file written: sizes and checksums of all others
-AT_ONCE = 1 << 24  # bytes read together
 ABANDONED = 24 * 3600.0  # seconds after which no process is still writing a folder
-UNFINISHED = ".headwater-unfinished-"  # the prefix of folders that are being written or removed
+UNFINISHED = ".headwater-unfinished-"  # the prefix of folders that are being written
 
 
 def cache_folder() -> Path | None:
@@ -43,19 +40,9 @@ def key(parts: Mapping[str, Any]) -> str:
 
 
 def kept(name: str) -> Path | None:
-    """The folder of that name if it is as it was written; a damaged one is removed."""
+    """The folder of that name, if it is there."""
     root = cache_folder()
-    if root is None or not (root / name).is_dir():
-        return None
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        listed = json.loads((root / name / LIST).read_text(encoding="utf-8"))
-        if listed and all(_sums(root / name / file) == sums for file, sums in listed.items()):
-            return root / name
-    with suppress(OSError):
-        discarded = tempfile.mkdtemp(prefix=UNFINISHED, dir=root)  # moved first: a removal may be interrupted
-        (root / name).rename(Path(discarded) / name)
-        shutil.rmtree(discarded, ignore_errors=True)
-    return None
+    return root / name if root is not None and (root / name).is_dir() else None
 
 
 def keep(name: str, write: Callable[[Path], None]) -> Path | None:
@@ -64,15 +51,16 @@ def keep(name: str, write: Callable[[Path], None]) -> Path | None:
     Where two processes write the same folder, the first one's stays.
     """
     root, temporary = cache_folder(), None
+    if root is None or kept(name) is not None:
+        return kept(name)
     try:
-        if root is None:
-            return None
         root.mkdir(parents=True, exist_ok=True)
-        _clear(root)
+        for folder in root.glob(f"{UNFINISHED}*"):  # what killed processes left
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime > ABANDONED:
+                    shutil.rmtree(folder, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=root))
         write(temporary)
-        listed = {file.name: _sums(file) for file in temporary.iterdir()}
-        (temporary / LIST).write_text(json.dumps(listed), encoding="utf-8")
         with suppress(OSError):  # another's is there
             temporary.rename(root / name)
     except Exception as error:
@@ -95,33 +83,16 @@ def made(
         InputError: `refuse` makes it of a reason. There is no room, or a folder that has to be `lasting`, since models read
             weights from it later, could only be temporary.
     """
-    found = keep(name, write)
-    if found is None and lasting:
+    folder = keep(name, write)
+    if folder is None and lasting:
         raise refuse(
             f"is unpacked to disk for a device map, and {cache_folder()} cannot be written; set HEADWATER_CACHE"
         )
-    with nullcontext(found) if found is not None else tempfile.TemporaryDirectory(prefix="headwater-") as place:
+    with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory(prefix="headwater-") as place:
         try:
-            if found is None:
+            if folder is None:
                 write(Path(place))
         except OSError as error:
-            reason = error.strerror or error
-            raise refuse(f"cannot be unpacked to disk ({reason}); set HEADWATER_CACHE to a larger one") from None
+            why = error.strerror or error
+            raise refuse(f"cannot be unpacked to disk ({why}); set HEADWATER_CACHE to a larger one") from None
         yield Path(place)
-
-
-def _sums(file: Path) -> list[int]:
-    """Size and checksum, which show whether a file was cut short or changed."""
-    size = checksum = 0
-    with file.open("rb") as opened:
-        while block := opened.read(AT_ONCE):
-            size, checksum = size + len(block), zlib.crc32(block, checksum)
-    return [size, checksum]
-
-
-def _clear(root: Path) -> None:
-    """Remove what killed processes left unfinished."""
-    for folder in root.glob(f"{UNFINISHED}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime > ABANDONED:
-                shutil.rmtree(folder, ignore_errors=True)

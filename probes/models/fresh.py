@@ -38,7 +38,7 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
     own = " of the config" + (", also transformers' default" if sigma == default else "")
     source = ", transformers' default: the config names none" if unsaid else own
     source += "; output and down projections divided by sqrt(2L)" if by_family else ""
-    deviations = by_depth(sigma)(blocks, width) if by_family else dict.fromkeys(KINDS, sigma)
+    deviations: dict[str, float] = by_depth(sigma)(blocks, width) if by_family else dict.fromkeys(KINDS, sigma)
     return Initialization(
         CONFIG, "default" if unsaid else "config", f"initializer_range {sigma:g}{source}", **deviations
     )

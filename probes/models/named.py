@@ -211,8 +211,8 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
         folder = folder / revision
     refuse_pointers(*(folder / file for file in sorted(os.listdir(folder)) if Path(file).suffix in FETCHED))
-    refuse_adapter(folder)
     if not (folder / CONFIG).is_file():
+        refuse_adapter(folder)
         files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
         instead = f"its file {files[0]} itself" if files else "a checkpoint in transformers' format"
         raise InputError(f"folder '{folder}' has no config.json; give {instead}")
