@@ -25,8 +25,8 @@ def main() -> None:
     import probes
     from probes.cli.main import main as headwater
     from probes.results.dataset import load
-    from probes.studies import match, study, survey  # noqa: F401 - so that no attempt has to
-    from toy import train
+    from probes.studies import study, survey  # noqa: F401 - so that no attempt has to
+    from toy import match, train  # noqa: F401
 
     train.SAVE_SECONDS = 0.02  # so that short training has been saved when it is killed
 

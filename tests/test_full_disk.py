@@ -18,7 +18,7 @@ from probes.cli import main as cli
 from probes.measure import questions
 from probes.results.dataset import dataset, made_with, save
 from probes.studies.map import Place
-from toy import matching
+from toy import match as matching
 
 pytestmark = pytest.mark.slow
 

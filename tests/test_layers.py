@@ -30,8 +30,7 @@ BELOW_ADAPTERS = {"probes.models.fresh", "probes.models.listening"}
 LOADING = {"probes.models.load", "probes.models.named"}  # may import adapters
 READERS = {f"probes.models.gguf.{name}" for name in ("config", "tensors", "tokenizer")}  # of what only it can read
 MAY_IMPORT_TRANSFORMERS = ADAPTERS | BELOW_ADAPTERS | LOADING | READERS
-KNOW_TOY = ("probes.cli", "probes.__main__", "probes.studies.match", "toy")
-TYPES_ALONE = {("probes.studies.match", "toy.matching")}  # of the toys that it is handed
+KNOW_TOY = ("probes.cli", "probes.__main__", "toy")
 
 
 def imported(source: str, module: str, *, package: bool) -> set[str]:
@@ -95,8 +94,6 @@ def test_modules_import_downwards_only():
         if module == CONTENTS:
             continue
         for name in sorted(known(module)):
-            if (module, name) in TYPES_ALONE:
-                continue
             assert layer_of(name) < layer_of(module) or folder_of(name) == folder_of(module), f"{module} -> {name}"
         unknown = {"tests", "notebooks", "benchmarks", "tools", "reports", "reference", "conftest"}
         if not module.startswith(KNOW_TOY):
@@ -125,7 +122,7 @@ def test_views_stand_alone_and_toys_are_trained_without_results_or_figures():
     assert known("probes.models.masks") == set()
     assert known("probes.models.initialization") == {"probes.errors"}
     for module in MODULES:
-        if module.startswith("toy.") and not module.startswith(("toy.experiments", "toy.figures")):
+        if module.startswith("toy.") and not module.startswith(("toy.experiments", "toy.figures", "toy.match")):
             below = {name for name in known(module) if name.startswith("probes.")}
             assert all(layer_of(name) <= layer_of("probes.data") for name in below), module
             assert not any(name.startswith(("toy.experiments", "toy.figures")) for name in known(module)), module

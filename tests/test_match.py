@@ -10,47 +10,43 @@ from pathlib import Path
 from typing import Any
 
 import families
-import kept
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 from commands import call
-from kept import Stop, listed, never, stopping_at
+from kept import listed
 from made_toys import MATCHED as SMALL
 
 import probes
 from probes.data.prompts import prompts
 from probes.errors import InputError
+from probes.loop import run as measured_by
 from probes.measures.agreement import agreement
 from probes.measures.jacobian import jacobian
-from probes.measures.match_result import MATCHED, clean, judged, others_of, points_of, samples, toys_learnt
+from probes.measures.match_result import MATCHED, STATES, clean, judged, others_of, points_of, samples, toys_learnt
 from probes.models.load import load
 from probes.models.strength import frequencies, strength
 from probes.models.swap import swapped
-from probes.results.dataset import from_bytes
+from probes.options import Prompts
 from probes.results.dataset import load as load_result
-from probes.studies import match as studied
-from probes.studies import match_layout as layout
-from probes.studies.match import match
-from probes.studies.match_layout import over_seeds
 from probes.studies.match_report import match_report, swap_change
+from toy import match as layout
+from toy.match import MEASURE, Options, match, over_seeds
 from toy.matching import QUICK, Matching, Settings
 
 pytestmark = pytest.mark.slow
 
 LENGTH, PROMPTS, BLOCKS = 24, 4, 2
-COMMON: dict[str, Any] = {"prompts": PROMPTS, "length": LENGTH, "seeds": 2, "bootstrap": 10}
 SETTINGS = replace(SMALL, steps=4, in_context_steps=4, targets=2)
 COMMITTED = Path(__file__).resolve().parent.parent / "reports" / "match"
-FEW = replace(SETTINGS, ablations=False, seeds=1, targets=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_toy_prompts() -> Iterator[None]:
     """Toys are measured on as few prompts as the models are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probes.studies.match.TOY_PROMPTS", PROMPTS)
+        patch.setattr("toy.match.TOY_PROMPTS", PROMPTS)
         yield
 
 
@@ -66,9 +62,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(folder: Path, out: Path, *names: str, settings: Settings = SETTINGS, **given: Any) -> dict[str, xr.Dataset]:
-    options: Any = COMMON | {"text": str(folder / "text.txt")} | given
-    return match([str(folder / name) for name in names], out, Matching(settings, "cpu"), **options)
+def run(folder: Path, out: Path, *names: str) -> dict[str, xr.Dataset]:
+    chosen = {
+        name: getattr(SETTINGS, name) for name in vars(SETTINGS) if getattr(SETTINGS, name) != getattr(Settings(), name)
+    }
+    own = Options(seeds=2, bootstrap=10, changed=[f"{name}={value}" for name, value in chosen.items()])
+    read = Prompts(prompts=PROMPTS, length=LENGTH, text=folder / "text.txt")
+    return measured_by(MEASURE, [str(folder / name) for name in names], out, own, read)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_files_and_the_layout_that_the_module_states(done):
     ablations = ["no residual", "no causal mask", "no positions"]
     for name, ds in results.items():
         assert list(ds.variant.values) == ["matched", *ablations, *(["no window"] if name == "bee" else [])]
-        assert list(ds.state.values) == list(studied.STATES)
+        assert list(ds.state.values) == list(STATES)
         assert list(ds.training.values) == ["init", "retrieval", "in-context"]
         assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
         assert ds.toy_elasticity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
@@ -130,8 +130,7 @@ def test_model_is_measured_as_by_the_probes(ape, done):
 
 def test_toys_are_measured_as_by_the_probes(ape, tmp_path, done):
     (model, tokens), maker = ape, Matching(SETTINGS, "cpu")
-    groups = maker.toys([studied.planned(model, tokens, maker)], tmp_path, None)[0]
-    maker.finish(tmp_path)
+    groups = maker.toys(layout.planned(model, tokens, maker), tmp_path)
     by_kind = {(group.variant, group.training): group.members for group in groups}
     members = by_kind[MATCHED, "retrieval"]
     each = [
@@ -142,11 +141,6 @@ def test_toys_are_measured_as_by_the_probes(ape, tmp_path, done):
     fresh = by_kind["no positions", "init"][0]
     found = done[1]["ape"].toy_elasticity.sel(variant="no positions", training="init").isel(toy_seed=0)
     np.testing.assert_allclose(found, jacobian(fresh.view, tokens).elasticity, rtol=1e-4)  # on the model's prompts
-
-    told: list[tuple[float, float]] = []
-    studied.measured(model, tokens, groups, seeds=1, bootstrap=0, progress=lambda *now: told.append(now))
-    assert told == sorted(told)
-    assert told[-1][0] == pytest.approx(told[-1][1])
 
 
 def test_strengths_and_frequencies_are_those_of_the_weights(ape):
@@ -192,42 +186,6 @@ def knowing(ds: xr.Dataset, training: str) -> xr.Dataset:
     """The result as if its toys of one training had learnt their task."""
     at = ds.training == training
     return ds.assign(toy_accuracy=ds.toy_accuracy.where(~at | ds.toy_accuracy.isnull(), 0.9))
-
-
-def test_recall_by_depth_is_ranked_beside_the_toys(done):
-    ds = knowing(done[1]["ape"], "retrieval")
-    toys = ds.toy_log_p.sel(variant="matched", training="retrieval").values.reshape(2, -1)
-    target = ds.toy_target.sel(variant="matched", training="retrieval").values.reshape(2, -1)[0]
-    assert list(target) == [1, 8]  # the last one needs no retrieval
-    toys = np.array([[-3.0, -1.0, -2.0, 0.0], [-3.0, -1.5, -2.5, 0.0]])
-    values = {name: np.full((4, 3, 8), np.nan) for name in ("loss", "log_p", "target", "accuracy")}
-    for name, own in (
-        ("log_p", toys),
-        ("loss", -toys),
-        ("accuracy", toys * 0 + 1),
-        ("target", toys * 0 + [1, 3, 5, 8]),
-    ):
-        values[name][0, 1] = own.ravel()
-    ds = ds.drop_vars([f"toy_{name}" for name in values])
-    ds = ds.assign({f"toy_{name}": (("variant", "training", "member"), v) for name, v in values.items()})
-    gain = np.array([[0.0, 2.0, 1.0], [0.5, 2.5, 1.0], [0.0, 1.5, 1.0], [0.0, 2.0, 1.2]])
-    ds = ds.assign(recall_gain=(("context", "depth"), gain), recall_unit=(("context",), [0, 0, 1, 1]))
-    ds = ds.assign(recall_fraction=(("depth",), np.array([1, 3, 5]) / 8))
-    found = [
-        float(judged(ds, bootstrap=10)[f"recall_spearman{end}"].sel(variant="matched")) for end in ("", "_low", "_high")
-    ]
-    assert found == pytest.approx([1, 1, 1])  # whatever is left out
-    rows = match_report({"ape": judged(ds, bootstrap=10)}).tables[3].rows
-    assert rows[0] == ["ape", "model", "-1.875", "0.000", "-0.950", ""]
-    assert rows[1][1:] == ["matched toy", "-1.750", "0.000", "-1.000", "1.00 [1.00, 1.00]"]
-
-
-def test_recall_of_other_weights_is_refused_before_training(folder, tmp_path):
-    with pytest.raises(InputError, match="no retrieval"):
-        run(folder, tmp_path, "ape", advance=never, recall=tmp_path)
-    (path,) = (COMMITTED.parent / "llm" / "retrieval").glob("*smollm2*.nc.xz")
-    with pytest.raises(InputError, match="none of these models' weights; give results of ape"):
-        run(folder, tmp_path, "ape", advance=never, recall=path)
 
 
 def test_documents_are_what_intervals_leave_out(done):
@@ -301,7 +259,7 @@ def test_members_are_averaged_and_seeds_resampled():
 
 def test_report_is_made_from_results_alone(done):
     report = match_report(done[1])
-    agreeing, attention, training, _, ingredients = report.tables
+    agreeing, attention, training, ingredients = report.tables
     assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)
     assert {(row[2], row[-2]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
     learnt = {row[-1] for row in training.rows if row[2] == "in-context"}
@@ -340,47 +298,27 @@ def test_committed_table_is_that_of_the_committed_results(committed):
 
 def test_figure_draws_profiles_at_initialization_and_after_training(done):
     figure = probes.match_figure(done[1])
+    assert [cell.get_title() for cell in figure.axes[:2]] == ["ape at initialization", "ape after training"]
     assert len(figure.axes) == 2 * 2
-    assert [cell.get_title() for cell in figure.axes[:2]] == ["at initialization", "after training"]
-    assert [cell.get_ylabel().split("\n")[0] for cell in figure.axes] == ["ape", "", "bee", ""]
-    for cell in figure.axes:
-        lengths = {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()}
-        assert LENGTH in lengths
-    assert len(probes.match_figure(done[1]["bee"].sel(variant=["matched"])).axes) == 2
+    assert all(LENGTH in {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()} for cell in figure.axes)
     with pytest.raises(InputError, match="headwater match"):
         probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
 
 
-def test_interrupted_study_goes_on_to_the_same_numbers(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("probes.studies.match.match_figure", lambda results, path: None)  # drawn in other tests
-    whole = run(folder, tmp_path / "whole", "bee", settings=FEW, seeds=1)["bee"]
-    out = tmp_path / "parts"
-    with pytest.raises(Stop):
-        run(folder, out, "ape", "bee", settings=FEW, seeds=1, advance=stopping_at("bee"))
-    (file,) = kept.written(out / "unfinished")
-    before = from_bytes(np.load(file)["result"].tobytes())
-    told: list[str] = []
-    run(folder, out, "ape", "bee", settings=FEW, seeds=1, told=told.append)
-    assert "1 of 2 are done (ape)" in told[0]
-    for name, expected in (("ape", before), ("bee", whole)):
-        again = load_result(out / f"match-{name}.nc")
-        for variable in ("model_sensitivity", "toy_elasticity", "toy_loss", "toy_leakage_share"):
-            np.testing.assert_array_equal(again[variable], expected[variable])
-    assert not list(out.glob("*unfinished*"))
-    assert not list(out.glob(".unfinished*"))
-
-
-def test_bad_input_is_refused_before_anything_is_trained(folder, tmp_path):
-    given: dict[str, Any] = {"seeds": 0, "prompts": 3, "length": 5, "bootstrap": -1, "text": "nothing.txt"}
-    for name, value in given.items():
-        with pytest.raises(InputError, match="nothing.txt" if name == "text" else f"{name}={value}"):
-            run(folder, tmp_path, "ape", advance=never, **{name: value})
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"seeds": 0}, "seeds=0"), ({"bootstrap": -1}, "bootstrap=-1"), ({"tokens": 3}, "prompts=3 of length=24")],
+)
+def test_bad_input_is_refused_before_anything_is_trained(ape, change, says):
+    model, tokens = ape
+    with pytest.raises(InputError, match=says):
+        match(model, tokens[: change.pop("tokens", None)], **change)
 
 
 def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, capsys):
     """The command's own part: options arrive, results are marked, and the report is printed."""
     setting = replace(QUICK, steps=3, in_context_steps=2, targets=2, sequences=8)
-    monkeypatch.setattr("toy.matching.QUICK", setting)
+    monkeypatch.setattr("toy.match.QUICK", setting)
     given = f"match {folder / 'ape'} --quick --text {folder / 'text.txt'} --out {tmp_path} --prompts 4 --length 16"
     assert call(monkeypatch, *given.split(), *["--seeds", "1", "--bootstrap", "10", "--device", "cpu"]) == 0
     made, ds = capsys.readouterr().out, load_result(tmp_path / "match.nc")
@@ -388,12 +326,4 @@ def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, ca
     assert json.loads(ds.attrs["toys"]) == setting.described()
     assert ds.attrs["command"].startswith("headwater match")
     assert list(ds.variant.values) == ["matched"]
-    assert "QUICK setting" in made
     assert "match.md" in made
-
-
-@pytest.mark.gpu
-def test_toys_train_on_a_gpu_to_the_same_accuracy(folder, tmp_path):
-    options: Any = COMMON | {"text": str(folder / "text.txt"), "device": "cuda"}
-    found = match([str(folder / "ape")], tmp_path, Matching(SETTINGS, "cuda"), **options)
-    assert torch.isfinite(torch.tensor(found["ape"].toy_loss.sel(variant="matched", training="retrieval").values)).all()

@@ -30,10 +30,9 @@ from probes.models.memory import Pace, paced
 from probes.models.view import View
 from probes.run.memory import available
 from probes.run.spool import GPU_SHARE, HELD, Spool
-from probes.studies.match import match
 from probes.theory.kernel import second_moment
 from toy import narrow
-from toy.matching import Matching
+from toy.match import match
 from toy.train import train
 from toy.view import Toy
 
@@ -287,14 +286,14 @@ def test_probes_of_toys(look):
 @pytest.mark.slow
 @pytest.mark.parametrize("float64", [True, False])
 def test_match(float64, tmp_path, monkeypatch):
-    monkeypatch.setattr("probes.studies.match.TOY_PROMPTS", 4)
+    monkeypatch.setattr("toy.match.TOY_PROMPTS", 4)
     families.checkpoints(tmp_path, ape=("llama", "prepended"))
     settings = replace(MATCHED, steps=2, in_context_steps=2, targets=1, ablations=False, seeds=1, fresh_seeds=1)
 
     def measured(device: str) -> xr.Dataset:
-        options: Any = {"prompts": 4, "length": LENGTH, "seeds": 1, "bootstrap": 5, "text": str(tmp_path / "text.txt")}
-        found = match([str(tmp_path / "ape")], tmp_path / device, Matching(settings, device), device=device, **options)
-        return found["ape"]
+        model = probes.load(str(tmp_path / "ape"), device=device)
+        read = probes.prompts(model, n=4, length=LENGTH, text=str(tmp_path / "text.txt"))
+        return match(model, read, settings=settings, seeds=1, bootstrap=5)
 
     expected = measured("cpu")
     with Simulated(float64=float64):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from commands import bad_input
-from test_pretrain import SMALL, interrupted, small_config, text_documents, train
+from test_pretrain import SMALL, interrupted, small_config, train
 from tiny_runs import TINY, changed, made_up, ran, verdicts
 
 from probes.errors import InputError
@@ -23,7 +23,6 @@ from toy.experiments.births import training as births
 from toy.experiments.births.slopes import fitted, regressed
 from toy.experiments.births.training import kernel
 from toy.experiments.experiment import run
-from toy.pretrain import pretrain
 
 rng = np.random.default_rng(0)
 
@@ -63,15 +62,6 @@ def test_no_slope_where_covariates_say_it_all_or_runs_are_few():
     assert math.isnan(fitted(rng.normal(size=8), np.ones(8)).slope.value)
 
 
-def test_intervals_of_known_slopes_cover_them():
-    kinds = np.repeat(rng.normal(size=6), 3)
-    hits = 0
-    for _ in range(400):
-        found = fitted(0.4 * kinds + rng.normal(size=18), kinds).slope
-        hits += found.low <= 0.4 <= found.high
-    assert 0.92 <= hits / 400 <= 0.98  # 95 %, within three standard errors of the count
-
-
 def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
     s = Settings(width=32, blocks=4, length=48, pairs=2, vocabulary=64)
     flat, uniform = rule_of("flat-0.36", s), rule_of("uniform-0.36", s)
@@ -94,12 +84,6 @@ def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
         sum(births.GROUPS, ())
     )
     assert 32 * flat.v**2 == pytest.approx(0.36)
-
-
-def test_branches_are_divided_by_the_root_of_twice_the_depth():
-    rule = rule_of("branches-0.5", Settings())
-    assert 128 * rule.q**2 == pytest.approx(0.5)
-    assert rule.o == rule.down == pytest.approx(rule.q / math.sqrt(12))
 
 
 def test_all_runs_read_the_same_text_in_the_same_order(tmp_path):
@@ -130,22 +114,6 @@ def test_a_resumed_run_of_other_fresh_weights_is_refused(tmp_path):
     interrupted(tmp_path / "model", told={"drawn": {"seed": 0}})
     with pytest.raises(InputError, match="unfinished run with other seed"):
         train(tmp_path / "model", save_every=10, told={"drawn": {"seed": 1}})
-
-
-def test_progress_is_told_instead_of_shown(tmp_path, capfd):
-    told: list[tuple[int, float | None]] = []
-    documents = text_documents()
-    pretrain(
-        small_config(),
-        tmp_path / "model",
-        training=documents[:-6],
-        heldout=documents[-6:],
-        options=SMALL,
-        advance=lambda step, loss: told.append((step, loss)),
-    )
-    assert [step for step, _ in told] == list(range(1, SMALL.steps + 1))
-    assert [n for n, (_, loss) in enumerate(told) if loss is not None] == [0, 10, 20, 23]
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow

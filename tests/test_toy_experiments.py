@@ -52,12 +52,6 @@ def test_a_sweep_puts_what_cells_give_at_their_coordinates():
     assert (ds["step"].attrs["long_name"], ds.attrs["task"]) == ("updates", "none")
 
 
-@pytest.mark.parametrize("cell", [("a",), ("a", 0, 0), ("c", 0), ("a", 2)])
-def test_a_sweep_refuses_cells_that_are_not_in_its_grid(cell):
-    with pytest.raises(ValueError, match=r"is not in list|argument 2"):
-        sweep({"kind": ["a", "b"], "seed": [0, 1]}, Part(("kind", "seed"), {"x": Measure("x")}, [(cell, {"x": 1.0})]))
-
-
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)
 def test_every_setting_can_be_given_as_a_caption_writes_it(name):
     module = frame.experiment(name)
@@ -219,9 +213,7 @@ def test_less_is_measured_where_less_is_asked_for(name, fields, missing, tmp_pat
     [
         ("retrieval", {"target": (10,)}, "target 10 is no position of 10"),
         ("retrieval", {"layers": ()}, "layers=nothing"),
-        ("retrieval", {"steps": 5}, "steps=5 is too few; give at least 20"),
         ("retrieval", {"schedule": "linear"}, "schedule='linear'"),
-        ("retrieval", {"vocabulary": 1}, "vocabulary=1 is too few; give at least 2"),
         ("previous-token", {"context": 2}, "context=2 is too few; give at least 3"),
         ("previous-token", {"grid_contexts": (4, 2)}, "grid_contexts=2 is too few; give at least 3"),
         ("previous-token", {"residual": "maybe"}, "residual=maybe is no switch; give on or off"),
@@ -250,16 +242,10 @@ def test_less_is_measured_where_less_is_asked_for(name, fields, missing, tmp_pat
         ),
         ("exchanges", {"steps": 300}, "steps=300 are too few; give at least 400"),
         ("exchanges", {"every": 200}, "points=100 are too many for steps=10000; give at most 50"),
-        ("exchanges", {"residual": ("maybe",)}, "residual=maybe is no switch"),
-        ("exchanges", {"vocabulary": 3}, "vocabulary=3 is too few; give at least 4"),
         ("petroglyph", {"length": 9}, "length=9 is out of range; give from 3 to 8"),
-        ("petroglyph", {"length": 8, "vocabulary": 7}, "length=8 different tokens"),
         ("petroglyph", {"context": 5}, "context=5 is shorter"),
         ("petroglyph", {"mask": ("window",)}, "mask 'window' is not compared here"),
-        ("petroglyph", {"layers": ()}, "layers=nothing"),
         ("births", {"kinds": ("even-0.36",)}, "kinds=even-0.36 is no initialization; give uniform, branches, flat"),
-        ("births", {"kinds": ("uniform",)}, "kinds=uniform is no initialization"),
-        ("births", {"seeds": (0, 0)}, "seeds=0,0"),
         ("births", {"steps": 1000}, "checkpoints=1000 is not before steps=1000"),
         ("births", {"length": 300}, "length=300 is more than the 256 positions"),
         ("births", {"pairs": 12}, "pairs=12 do not fit in length=128; give from 2 to 8"),

@@ -15,7 +15,6 @@ from toy.experiments.remarks import CASES, Settings, length_rank
 from toy.model import Architecture, Switches, forward, initial
 from toy.tasks import Copying, InContext
 from toy.train import Run, Trained, train
-from toy.view import Toy
 
 rng = np.random.default_rng(0)
 
@@ -113,12 +112,6 @@ def test_lengths_are_about_the_mean_embedding():
 def test_what_cannot_be_is_refused(make, says):
     with bad_input(says):
         make()
-
-
-def test_probes_refuse_toys_with_other_kernels():
-    a = Architecture(kernel="distance")
-    with bad_input("the toy has kernel 'distance' and readout 'inner'; give one where both are 'inner'"):
-        Toy(a, initial(a, 0))
 
 
 def test_tiny_run(tmp_path_factory):

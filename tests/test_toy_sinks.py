@@ -184,13 +184,6 @@ def test_statements_hold_and_fail_where_they_do(tiny, refuted, which, place, val
     assert "not measured" not in {claim.verdict for claim in of_sinks(ds)}
 
 
-def test_measures_that_disagree_on_windows_decide_nothing(tiny):
-    ds = made_up(tiny, as_published)
-    ds["over_tau"].loc[{"mask": "window-5"}] = 0.9
-    (row,) = (claim for claim in of_sinks(ds) if "weaker-with-window" in claim.id)
-    assert row.verdict == "undecided"
-
-
 def test_toys_that_do_not_retrieve_are_not_judged(tiny):
     ds = made_up(tiny, as_published)
     ds["novel_accuracy"].loc[{"mask": "causal"}] = 0.5

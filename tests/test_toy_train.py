@@ -1,25 +1,18 @@
 """Many toys trained at once: against torch's AdamW one by one, alone against side by side, interrupted against not."""
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import toy_runs
 from commands import bad_input
 from torch import Tensor
 from torch.nn import functional
-from toy_runs import MIXED, PAIRS, RECORD, SMALL, STEPS, TASK, WIDE, copying
+from toy_runs import MIXED, PAIRS, SMALL, TASK, WIDE, copying
 
-from probes.run.store import RESULT
 from toy import narrow
 from toy import train as training
 from toy.model import Switches, forward, initial
@@ -284,38 +277,13 @@ def test_an_interruption_within_an_update_does_not_mix_two_steps(tmp_path, monke
     assert count == 17 + steps - 16  # and the sixteen whole ones were kept
 
 
-def test_killed_and_resumed_is_uninterrupted_bit_for_bit(tmp_path):
-    program, done = [sys.executable, toy_runs.__file__, str(tmp_path / "work")], 0
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            done += int(line)
-            if done >= 200 and (tmp_path / "work").exists():
-                break
-        child.send_signal(signal.SIGKILL)
-    assert child.returncode == -signal.SIGKILL
-    told = interrupted(tmp_path / "work", STEPS, 600, record=RECORD)
-    assert told[0] > 0  # it was taken up
-    interrupted(tmp_path / "other", STEPS, sum(told) + 400, record=RECORD)
-    one, other = (np.load(next((tmp_path / name).rglob(f"group-0-*/{RESULT}.npz"))) for name in ("work", "other"))
-    n = int(min(state["at"][0] for state in (one, other)))
-    assert n > 100
-    np.testing.assert_array_equal(one["losses"][:n], other["losses"][:n])
-    np.testing.assert_array_equal(one["kept/embedding"], other["kept/embedding"])
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"steps": 51},
         {"record": (0, 3)},
-        {"recorded": ("unembedding",)},
         {"runs": [MIXED[0]]},
-        {"together": 1},
-        {"runs": [replace(MIXED[0], learning_rate=0.1), *MIXED[1:]]},
         {"runs": [MIXED[0], replace(MIXED[1], seed=9), MIXED[2]]},
-        {"runs": [replace(MIXED[0], task=replace(TASK, target=0)), *MIXED[1:]]},
         {"torch": "9.9.9"},
     ],
 )
@@ -325,14 +293,6 @@ def test_other_work_in_the_folder_is_not_taken_up(tmp_path, chatty, monkeypatch,
     told: list[int] = []
     train(**({"runs": MIXED, "steps": 50, "record": (3,), "folder": tmp_path, "advance": told.append} | change))
     assert told[0] == 0
-
-
-def test_a_damaged_state_is_named(tmp_path, chatty):
-    interrupted(tmp_path, 50)
-    (file,) = tmp_path.rglob(f"{RESULT}.npz")
-    file.write_bytes(file.read_bytes()[5000:])
-    with bad_input(f"'{file}' is damaged"):
-        train(MIXED, 50, folder=tmp_path)
 
 
 def test_forget_removes_its_own_files_alone(tmp_path, monkeypatch):
@@ -350,38 +310,16 @@ def test_forget_removes_its_own_files_alone(tmp_path, monkeypatch):
         assert not folder.exists()
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_models_learn_and_resume_after_an_interruption(tmp_path, chatty):
-    runs = [*fifty(), Run(WIDE, PAIRS, 0, 1e-3)]
-    whole = train(runs, 60, device="cuda", record=(0, 60))
-    with pytest.raises(KeyboardInterrupt):
-        train(runs, 60, device="cuda", record=(0, 60), folder=tmp_path, advance=Stop(1500))
-    resumed = train(runs, 60, device="cuda", record=(0, 60), folder=tmp_path)
-    for one, other in zip(whole, resumed, strict=True):
-        # Sums on a GPU may be made in another order each time.
-        assert torch.allclose(one.losses, other.losses, rtol=0, atol=1e-4)
-        assert one.losses.device.type == one.weights["unembedding"].device.type == "cpu"
-    alone = train([runs[3]], 60, device="cuda")[0]
-    assert torch.allclose(alone.losses, whole[3].losses, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("make", "says"),
     [
         (lambda: copying(learning_rate=0.0), "learning_rate=0.0 is not positive"),
-        (lambda: copying(learning_rate=float("nan")), "learning_rate=nan is not positive"),
-        (lambda: copying(weight_decay=-1.0), "weight_decay=-1.0 is no decay"),
         (lambda: copying(seed=-1), "seed=-1 is out of range"),
-        (lambda: copying(seed=2**32), f"seed={2**32} is out of range"),
         (lambda: copying(schedule="linear"), "schedule='linear' is unknown; give 'constant' or 'cosine'"),
         (lambda: Run(replace(SMALL, length=7), TASK), "length=7 of the model does not fit the task's length=6"),
-        (lambda: Run(replace(SMALL, vocabulary=None), TASK), "vocabulary=None of the model does not fit the task's"),
-        (lambda: Run(replace(WIDE, width=16), PAIRS), "width=16 of the model does not fit the task's width=8"),
         (lambda: Run(replace(WIDE, outputs=3), PAIRS), "outputs=3 are too few for 4 answers; give 4"),
         (lambda: train([], 5), "0 runs of 5 steps are no training"),
-        (lambda: train([copying()], 0), "1 runs of 0 steps are no training"),
         (lambda: train([copying()], 5, record=[6]), "step 6 cannot be recorded; give steps from 0 to 5"),
-        (lambda: train([copying()], 5, record=[-1, 2]), "step -1 cannot be recorded"),
         (lambda: train([copying()], 5, record=[1], recorded=("embeding",)), "no run has any of the weights embeding"),
         (lambda: train([copying()], 5, together=0), "together=0 is too few; give at least 1, or None"),
         (lambda: train([copying()], 10**9, folder=Path(__file__) / "below"), "is no folder"),  # at once

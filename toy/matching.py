@@ -14,15 +14,13 @@ stream, the causal mask, the positional encoding, the sliding window.
 
 A window of w positions reaches `blocks (w - 1)` back; it is scaled so that it reaches the same fraction of the toy's
 length as the model's does of the length that the model is measured at.
-
-Models that need the same trained toys share them: equal runs are trained once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +37,7 @@ from probes.run.progress import Advance
 from .checks import at_least, usable_device
 from .model import Architecture, initial
 from .tasks import Copying, InContext
-from .train import Run, Trained, forget, logits, train
+from .train import Run, Trained, logits, train
 from .view import Toy
 
 Training = Literal["init", "retrieval", "in-context"]
@@ -148,19 +146,14 @@ class Group:
     variant: str
     training: Training
     members: tuple[Member, ...]
-    key: str  # equal for equal groups of other models that read the same
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Plans and toys of one setting on one device: what a study of models is given, since it knows no toys itself."""
+    """Plans and toys of one setting on one device."""
 
     settings: Settings = Settings()
     device: str = "auto"  # as in `probes.load`
-
-    @property
-    def described(self) -> dict[str, Any]:
-        return self.settings.described()
 
     def plan(
         self,
@@ -232,24 +225,21 @@ class Matching:
                 runs[name, "in-context"] = [Run(found, in_context, seed, **rates) for seed in seeds]
         return Plan(fresh, runs, _notes(spec, s, length, strengths))
 
-    def toys(
-        self, plans: Sequence[Plan], folder: str | Path | None = None, advance: Advance | None = None
-    ) -> list[list[Group]]:
-        """Fresh toys and trained ones, each distinct model trained once; every plan has its groups in order.
+    def toys(self, plan: Plan, folder: str | Path | None = None, advance: Advance | None = None) -> list[Group]:
+        """Fresh toys and trained ones, in the plan's order.
 
         Args:
-            plans: made by this.
-            folder: where unfinished training is kept and resumed from; the caller removes it in the end (`finish`).
+            plan: made by this.
+            folder: where unfinished training is kept and resumed from; the caller removes it in the end.
             advance: called with (task, model-steps done, in all).
 
         Raises:
             InputError: as `train.train` does.
         """
         device = torch.device(usable_device(self.device))
-        trained: dict[Run, Trained] = {}
+        groups = [self._fresh(variant, architecture) for variant, architecture in plan.fresh.items()]
         for task, steps in (("retrieval", self.settings.steps), ("in-context", self.settings.in_context_steps)):
-            asked = (run for plan in plans for (_, of), runs in plan.runs.items() if of == task for run in runs)
-            runs = list(dict.fromkeys(asked))
+            runs = [run for (_, of), some in plan.runs.items() if of == task for run in some]
             done, total = 0, float(len(runs) * steps)
 
             def count(more: int, task: str = task, total: float = total) -> None:
@@ -259,30 +249,17 @@ class Matching:
                     advance(f"toys: {task}", float(done), total)
 
             within = None if folder is None else Path(folder) / task
-            found = train(runs, steps, device=device, folder=within, advance=count)
-            trained |= dict(zip(runs, found, strict=True))
-
-        @cache
-        def group(variant: str, task: Training, runs: tuple[Run, ...]) -> Group:
-            made = (_member(trained[run], f"{variant} {task}", self.settings.sequences, device) for run in runs)
-            return Group(variant, task, tuple(made), f"{variant} {task} {list(runs)!r}")
-
-        return [
-            [
-                *(self._fresh(*of) for of in plan.fresh.items()),
-                *(group(*of, tuple(runs)) for of, runs in plan.runs.items()),
-            ]
-            for plan in plans
-        ]
+            trained = dict(zip(runs, train(runs, steps, device=device, folder=within, advance=count), strict=True))
+            for (variant, of), some in plan.runs.items():
+                if of == task:
+                    name, many = f"{variant} {task}", self.settings.sequences
+                    groups.append(Group(variant, of, tuple(_member(trained[run], name, many, device) for run in some)))
+        return groups
 
     def _fresh(self, variant: str, architecture: Architecture) -> Group:
         seeds = range(self.settings.fresh_seeds if variant == MATCHED else self.settings.ablation_seeds)
         views = [Toy(architecture, initial(architecture, n), name=f"{variant} init", condition="init") for n in seeds]
-        return Group(variant, "init", tuple(map(Member, views, seeds)), f"{variant} init {architecture!r}")
-
-    def finish(self, folder: str | Path) -> None:
-        """Remove what `toys` kept of unfinished training."""
-        forget(folder)
+        return Group(variant, "init", tuple(map(Member, views, seeds)))
 
 
 def _window(spec: Spec, length: int, toy_length: int) -> int | None:

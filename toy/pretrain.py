@@ -13,8 +13,8 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 from torch.nn import functional
 
@@ -92,7 +90,7 @@ def pretrain(
     compile: bool = False,
     fresh: Callable[[Any], Any] | None = None,
     told: Mapping[str, Any] | None = None,
-    advance: Callable[[int, float | None], None] | None = None,
+    advance: Callable[[int, float | None], object] = lambda step, loss: None,
 ) -> dict[str, Any]:
     """Train a fresh model of `config` and write it to the folder `out`; resume a run that was interrupted there.
 
@@ -106,7 +104,7 @@ def pretrain(
         compile: pass the forward pass through `torch.compile`.
         fresh: makes the model that is trained from the config; without it the options' seed decides the weights.
         told: what `fresh` depends on; a resumed run must share it, and `training.json` holds it.
-        advance: called with (steps done, loss where it is logged) in place of the progress bar.
+        advance: called with (steps done, loss where it is logged).
 
     Returns:
         What `training.json` holds.
@@ -129,15 +127,14 @@ def pretrain(
     model = _rounded((fresh or partial(_fresh_model, seed=options.seed))(config)).to(device).train()
     with alone(out / STATE / UNIT):
         run = _Training(model, windows, options, out, _fingerprint(config, options, stream) | dict(told or {}))
-        with _bar(out.name, run.step, options.steps) if advance is None else nullcontext(advance) as advanced:
-            forward = torch.compile(model) if compile else model
-            while run.step < options.steps:
-                if run.step in keep_steps:
-                    save_model(model, tokenizer, out / f"step{run.step}")
-                loss = run.one_step(forward)
-                advanced(run.step, loss)
-                if run.step % save_every == 0 and run.step < options.steps:
-                    run.save()
+        forward = torch.compile(model) if compile else model
+        while run.step < options.steps:
+            if run.step in keep_steps:
+                save_model(model, tokenizer, out / f"step{run.step}")
+            loss = run.one_step(forward)
+            advance(run.step, loss)
+            if run.step % save_every == 0 and run.step < options.steps:
+                run.save()
         write_log(out, run.log)
         report = {
             **run.identity,
@@ -287,19 +284,6 @@ def _check(config: Any, options: Options, *, keep_steps: Collection[int], save_e
             raise InputError(f"keep_steps={step} is not before a step; give steps from 0 to {options.steps - 1}")
 
 
-@contextmanager
-def _bar(name: str, done: int, steps: int) -> Iterator[Callable[[int, float | None], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("loss {task.fields[loss]}"), console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"pretrain {name}", total=steps, completed=done, loss="-")
-
-        def advance(step: int, loss: float | None) -> None:
-            shown: dict[str, Any] = {} if loss is None else {"loss": f"{loss:.3f}"}
-            progress.update(task, completed=step, **shown)
-
-        yield advance
-
-
 def run(
     recipe: str | None,
     out: str | Path,
@@ -318,6 +302,7 @@ def run(
     device: str = "auto",
     compile: bool = False,
     command: str | None = None,
+    advance: Callable[[int, float | None], object] = lambda step, loss: None,
     **settings: Any,
 ) -> dict[str, Any]:
     """What `headwater pretrain` does: find config and text, train, write the model card.
@@ -365,8 +350,11 @@ def run(
         save_every=save_every,
         device=device,
         compile=compile,
+        advance=advance,
     )
-    write_card(out, data=data, difference=row.difference or None, command=command)
+    report |= {"data_description": data, "difference": row.difference, "command": command}
+    write_json(out / "training.json", report)
+    write_card(out, report)
     return report
 
 

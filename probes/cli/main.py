@@ -23,7 +23,7 @@ from .console import given, standing
 from .measures import Commands
 from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory
 from .pages import compare, export, families, report, selftest
-from .training import map_, match, pretrain, toy
+from .training import map_, pretrain, toy
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -31,7 +31,7 @@ PATIENCE = 20  # seconds within which the first of several processes reports wha
 # Commands whose prompts several processes can share:
 SHARED = ("jacobian", "theory", "sinks", "leakage", "bos-swap", "retrieval", "decode", *questions())
 COMMANDS = [jacobian, theory, map_, sinks, leakage, bos_swap, decode]
-COMMANDS += [retrieval, inspect, match, toy, report, compare, export, pretrain, families, selftest]
+COMMANDS += [retrieval, inspect, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
   headwater theory tiny-llama

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +18,29 @@ if TYPE_CHECKING:
     from ..measure import Measure
 
 
+# Measures that train toys, which the registry does not know: by name, what they answer; `toy.NAME` holds them.
+ABOVE = {"match": "What of a model's sense of position do toys of its architecture share?"}
+
+
 class Commands(TyperGroup):
     """The application's commands, those of measures among them, which are imported when they are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, those of measures first."""
-        return [*questions(), *super().list_commands(ctx)]
+        return [*questions(), *ABOVE, *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Of a measure its question alone: what a list of commands shows."""
-        if cmd_name in questions():
-            return TyperCommand(cmd_name, help=questions()[cmd_name])
+        if question := (questions() | ABOVE).get(cmd_name):
+            return TyperCommand(cmd_name, help=question)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """What is called; of a measure the command itself."""
         if args and args[0] in questions():
             return args[0], command_of(measure(args[0])), args[1:]
+        if args and args[0] in ABOVE:
+            return args[0], command_of(import_module(f"toy.{args[0]}").MEASURE), args[1:]
         return super().resolve_command(ctx, args)
 
 

@@ -10,7 +10,7 @@ from ..options import argument, flag, option
 from . import options as read
 from .command import command
 from .console import given, print_report, print_table, print_written, progress, remark
-from .options import Bootstrap, Initialization, OneDevice, Options, Out, Running, Seeds, Source, Target
+from .options import OneDevice, Options, Out
 
 
 @command()
@@ -46,63 +46,6 @@ def map_(
         atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, told=remark, finish=finish)
     print_table(COLUMNS, shown)
     print_written([out / f"map.{end}" for end in ("nc", "png", "svg", "md")])
-
-
-@dataclass(frozen=True)
-class Matching(Options):
-    """Which toys are trained beside a model, and how both are compared."""
-
-    quick: bool = flag("--quick", "Small toys, few steps, no ablations: a minute or two, marked as quick.")
-    seeds: Seeds = 2
-    initialization: Initialization = "config"
-    bootstrap: Bootstrap = 400
-    recall: Path | None = option(
-        "Result of headwater retrieval, or a folder of them, to compare toys' recall by depth with."
-    )
-    changed: list[str] | None = option(
-        "Change a setting of the toys (`toy.matching.Settings`); may be repeated.",
-        None,
-        "--with",
-        metavar="FIELD=VALUE",
-    )
-
-    def values(self) -> dict[str, Any]:
-        """What the study takes; the rest makes the toys."""
-        return {name: value for name, value in vars(self).items() if name != "changed"}
-
-
-@command(
-    without=("device_map", "max_memory", "offload_folder", "ablate", "ablate_how"), out=Path("runs/match"), prompts=64
-)
-def match(target: Target, matching: Matching, source: Source, running: Running) -> None:
-    """Train toys of a model's architecture and compare both: profiles, sinks, leakage, position 0 swapped.
-
-    Writes match.nc, match.png, match.svg, match.md and prints how far the model's profile agrees with those of the toys and
-    of theory, and which ingredient (residual stream, mask, positional encoding, window) makes which feature of it.
-    If interrupted, the same command resumes.
-
-    Examples:
-      headwater match tiny-llama --quick
-      headwater match tiny-llama tiny-mistral-window --out runs/two
-      headwater match smollm2-135m --quick --recall runs/retrieval/retrieval.nc
-      headwater match tiny-qwen2 --with seeds=3 --with positions=65
-      headwater match ./checkpoint --length 512 --device cuda
-    """
-    from toy.experiments.experiment import changed
-    from toy.matching import QUICK, Settings
-    from toy.matching import Matching as Maker
-
-    from ..studies.match import NAME, match
-    from ..studies.match_report import match_report
-    from ..studies.runner import written_files
-
-    settings = changed(QUICK if matching.quick else Settings(), matching.changed or (), "match")
-    maker = Maker(settings, running.device)
-    with progress() as advance:
-        options = matching.values() | source.values() | running.values()
-        results = match(target.sources, target.out, maker, advance=advance, told=remark, **options)
-    print_report(match_report(results))
-    print_written(written_files(results, target.out, NAME, f"{NAME}.md"))
 
 
 @command()
@@ -193,7 +136,9 @@ def pretrain(options: Pretraining) -> None:
     """
     from toy.pretrain import run
 
-    report = run(**options.values(), command=given())
+    with progress() as bar:
+        label, steps = f"pretrain {options.out.name}", float(options.steps)
+        report = run(**options.values(), command=given(), advance=lambda step, loss: bar(label, float(step), steps))
     print(
         f"{options.out}: validation loss {report['validation_loss']:.4f} nats per token "
         f"(bigram {report['bigram_validation_loss']:.4f}), largest mean weight on position 0 "

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ..results.curves import spearman
 from ..results.gate import Learnt, blind_reader, learnt
-from ..results.statistics import jackknife_of_two
 from .agreement import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
 
 
@@ -40,6 +38,8 @@ def positive(values: np.ndarray) -> np.ndarray:
 
 CURVES = ("sensitivity", "alpha")
 MATCHED = "matched"
+STATES = ("init", "pretrained")
+TRAININGS = ("init", "retrieval", "in-context")
 TASKS = ("retrieval", "in-context")
 
 
@@ -110,7 +110,7 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
                 found[field][c, s, names.index(name)] = value
     dims = ("curve", "state", "other")
     variables: dict[str, Any] = {f"agreement_{field}": (dims, values, _said(field)) for field, values in found.items()}
-    variables |= _shapes(ds, bootstrap, documents) | _recalls(ds)
+    variables |= _shapes(ds, bootstrap, documents)
     ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
     return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
 
@@ -123,7 +123,6 @@ SAID = {
     "apart": "share of points where one of the two is zero and the other is not",
     "primacy": "first 5 % of positions against the middle half's median",
     "recency": "last position against the middle half's median",
-    "recall": "rank correlation over depth of the model's recall and the toys'",
     "trough": "place of the smoothed curve's minimum, as a fraction",
 }
 
@@ -153,37 +152,6 @@ def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> 
         for n, name in enumerate(f"{name}{end}" for name in SHAPES for end in ENDS):
             found[f"{whose}_{name}"] = (dims, columns[..., n], _said(name))
     return found
-
-
-def _recalls(ds: xr.Dataset) -> dict[str, Any]:
-    """Rank correlation over depth of what the model recalls and of what retrieval toys do, by variant.
-
-    Intervals are over couples of contexts and over seeds of toys. The last position, which needs no retrieval, is left out.
-    """
-    variants = list(map(str, ds["variant"].values))
-    ends = np.full((3, len(variants)), np.nan)
-    for n, variant in enumerate(variants):
-        toys = recalled(ds, variant)
-        if "recall_gain" not in ds or toys is None or toys_learnt(ds, variant, "retrieval") != "trained":
-            continue
-        at, depths = toys[0], ds["recall_fraction"].values
-
-        def alike(contexts: np.ndarray, runs: np.ndarray, at: np.ndarray = at, depths: np.ndarray = depths) -> float:
-            return spearman(np.interp(at, depths, contexts.mean(0)), runs.mean(0))
-
-        model = ds["recall_gain"].values, ds["recall_unit"].values
-        ends[:, n] = jackknife_of_two(alike, model, (toys[1], np.arange(len(toys[1]))))
-    ends[1:] = ends[1:].clip(-1, 1)
-    return {f"recall_spearman{end}": (("variant",), row, _said("recall")) for end, row in zip(ENDS, ends, strict=True)}
-
-
-def recalled(ds: xr.Dataset, variant: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(position fractions, log p [seed, fraction]) of what retrieval toys are asked for, the last position left out."""
-    log_p, target = (by_seed(ds, name, variant, "retrieval") for name in ("log_p", "target"))
-    if not len(log_p):
-        return None
-    last = points_of(ds, "retrieval") - 1
-    return target[0][target[0] < last] / last, log_p[:, target[0] < last]
 
 
 def by_seed(ds: xr.Dataset, name: str, variant: str, training: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 
 import numpy as np
@@ -18,7 +18,6 @@ from ..measures.match_result import (
     judged,
     others_of,
     points_of,
-    recalled,
     swap_ratio,
     toys_learnt,
 )
@@ -35,87 +34,60 @@ FEATURES = {"primacy": ".3g", "recency": ".3g", "trough": ".2f"}
 
 
 def match_report(results: Mapping[str, xr.Dataset]) -> Report:
-    """Toys beside models: training, what the ingredients do, leakage and the swap, agreement.
-
-    Args:
-        results: results of `match` by model name; what `judged` adds is found anew.
-    """
+    """Toys beside models, by model name; what `judged` adds is found anew."""
     results = {name: judged(ds) for name, ds in results.items()}
-    tables = [
-        Table(
+    return Report("Toys beside models", _described(results), tables(results), list(sentences(results)))
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """Agreement, leakage and the swap, training, and what the ingredients do."""
+    agreeing = ("Spearman", "RMS log error", "apart", "alpha: Spearman", "alpha: error")
+    sinks = ("alpha of 0 / uniform", "sink rate of 0", "leakage, nat^2", "mask's share", "stream's share", "removed")
+    training = ("blocks", "toys", "loss, nat", "accuracy", "least accurate", "guess", "learnt")
+    parts: list[tuple[str, tuple[str, ...], Callable[[str, xr.Dataset], Iterator[list[str]]]]] = [
+        (
             "How the matching toys agree with the model, and theory beside them",
-            (
-                "model",
-                "weights",
-                "compared with",
-                "Spearman",
-                "RMS log error",
-                "apart",
-                "alpha: Spearman",
-                "alpha: error",
-            ),
-            [row for name, ds in results.items() for row in _agreements(name, ds)],
+            ("model", "weights", "compared with", *agreeing),
+            _agreements,
         ),
-        Table(
+        (
             "Sinks, leakage, and another embedding at position 0",
-            (
-                "model",
-                "whose",
-                "alpha of 0 / uniform",
-                "sink rate of 0",
-                "leakage, nat^2",
-                "mask's share",
-                "stream's share",
-                "removed",
-                "reacts",
-                "profile changes by",
-            ),
-            [row for name, ds in results.items() for row in _attention(name, ds)],
+            ("model", "whose", *sinks, "reacts", "profile changes by"),
+            _attention,
         ),
-        Table(
-            "Training of the toys",
-            ("model", "toy", "task", "blocks", "toys", "loss, nat", "accuracy", "least accurate", "guess", "learnt"),
-            [row for name, ds in results.items() for row in _training(name, ds)],
-        ),
-        Table(
-            "Recall by depth: log p of the right answer less its largest, in nats, at thirds of the positions asked for",
-            ("model", "whose", "first third", "middle third", "last third", "Spearman with the model"),
-            [row for name, ds in results.items() for row in _recall(name, ds)],
-        ),
-        _ingredients(results),
+        ("Training of the toys", ("model", "toy", "task", *training), _training),
     ]
-    return Report("Toys beside models", _described(results), tables, list(_lines(results)))
+    found = [
+        Table(title, columns, [row for name, ds in results.items() for row in rows(name, ds)])
+        for title, columns, rows in parts
+    ]
+    return [*found, _ingredients(results)]
 
 
 def _described(results: Mapping[str, xr.Dataset]) -> str:
     ds = next(iter(results.values()))
     options, toys = options_of(ds), json.loads(str(ds.attrs["toys"]))
     drawn = f" ({drawn_from(results)})" if drawn_from(results) else ""
-    kind = "QUICK setting: small toys, hardly trained. " if ds.attrs["quick"] else ""
+    kind = "QUICK setting: small toys, hardly trained. " if ds.attrs.get("quick") else ""
+    trained = f"{toys['seeds']} seeds (ablations {toys['ablation_seeds']})"
     return (
         f"{kind}Models: T = {ds.sizes['position']}, {ds.sizes['prompt']} prompts ({options['prompts']} for leakage), "
-        f"{options['seeds']} fresh seeds{drawn}, {ds.attrs['dtype']}, {ds.attrs['device']}. "
-        f"Fresh toys: {points_of(ds, 'init')} positions, the model's prompts, {toys['fresh_seeds']} seeds (ablations "
-        f"{toys['ablation_seeds']}). Trained toys: {toys['seeds']} seeds (ablations {toys['ablation_seeds']}); retrieval: "
-        f"{points_of(ds, 'retrieval')} positions, {toys['steps']} steps, one toy for each position asked for; in context: "
-        f"{points_of(ds, 'in-context')} positions, {toys['in_context_steps']} steps, matched toys alone. Profiles are "
-        "elasticities, geometric means over prompts, seeds and positions asked for; beside theory sensitivities, root mean "
-        "squares over prompts. Curves meet on the position fraction. "
-        "Spearman over all points; RMS log error with a free scale over points that both reach, apart: share of "
-        "points that only one reaches. 95 % intervals of the jackknife over documents (of results that name none, over "
-        "prompts) and over seeds of toys, both in quadrature; a toy of one seed has none, and one of two a wide one; of the "
-        "trough, and of a model's leakage, percentiles over resamples. Leakage: log form, queries "
-        f"{ds.attrs['band']} at lags {ds.attrs['lags']}, of trained toys {ds.attrs['toy_band']} at "
-        f"{ds.attrs['toy_lags']}; removed: fraction of the residual component that the mean embedding at position 0 "
-        "removes; reacts: attention to other keys it changes; profile changes by: RMS log change of the profile from "
-        "position 1 on; guess: accuracy of a guess among all tokens, or the labels in context; learnt: toys are trained if "
-        f"their accuracy is {TRAINED:g} or more by the 95 % interval over runs, not trained if that reaches below the "
-        "guess; only trained ones have an agreement and a shape. Recall of the model: log p of the value less that of the "
-        "control (`headwater retrieval`); intervals over couples of contexts and seeds of toys."
+        f"{options['seeds']} fresh seeds{drawn}, {ds.attrs['dtype']}, {ds.attrs['device']}. Fresh toys: "
+        f"{points_of(ds, 'init')} positions, the model's prompts, {toys['fresh_seeds']} seeds. Trained toys: {trained}; "
+        f"retrieval: {points_of(ds, 'retrieval')} positions, {toys['steps']} steps, a toy for each position asked for; in "
+        f"context: {points_of(ds, 'in-context')} positions, {toys['in_context_steps']} steps, matched toys alone. Profiles "
+        "are elasticities, geometric means; beside theory sensitivities, root mean squares over prompts. They meet on the "
+        "position fraction; RMS log error has a free scale, over points that both reach; apart: share of points that one "
+        "reaches. 95 % intervals: jackknife over documents and over seeds of toys, in quadrature; of the trough and of a "
+        f"model's leakage percentiles over resamples. Leakage: log form, queries {ds.attrs['band']} at lags "
+        f"{ds.attrs['lags']}, of trained toys {ds.attrs['toy_band']} at {ds.attrs['toy_lags']}. Removed, reacts: by the "
+        "mean embedding at position 0; profile changes by: RMS log change from position 1 on. Trained toys have an accuracy "
+        f"of {TRAINED:g} or more by the 95 % interval over runs; only these have an agreement and a shape."
     )
 
 
-def _lines(results: Mapping[str, xr.Dataset]) -> Iterator[str]:
+def sentences(results: Mapping[str, xr.Dataset]) -> Iterator[str]:
+    """What toys do not match, how streams grow, who comes nearest, and what toys have not learnt."""
     for name, ds in results.items():
         for note in json.loads(str(ds.attrs["notes"])):
             yield f"{name}: {note}"
@@ -246,23 +218,6 @@ def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
             toys = str(int(known.sum()))
             learnt = toys_learnt(ds, variant, task)
             yield [name, variant, task, f"{depth}{of_all}", toys, mean, right, worst + where, guessed, learnt]
-
-
-def _recall(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
-    """The model's recall by depth, and that of each variant's toys that have learnt retrieval."""
-    if "recall_gain" in ds:
-        yield [name, "model", *_thirds(ds["recall_gain"].values), ""]
-    for variant in map(str, ds["variant"].values):
-        toys = recalled(ds, variant)
-        if toys is not None and toys_learnt(ds, variant, "retrieval") == "trained":
-            alike = interval(*(float(ds[f"recall_spearman{end}"].sel(variant=variant)) for end in ENDS), form=".2f")
-            yield [name, f"{variant} toy", *_thirds(toys[1]), alike]
-
-
-def _thirds(values: np.ndarray) -> list[str]:
-    """Means of [sample, depth] over thirds of the depths, against the largest depth's."""
-    means = values.mean(0)
-    return [number(float(third.mean() - means.max()), ".3f") for third in np.array_split(means, 3)]
 
 
 def _named(ds: xr.Dataset, name: str, of: tuple[str, str]) -> str:
