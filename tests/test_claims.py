@@ -189,7 +189,8 @@ def test_rows_for_which_more_was_measured_are_kept(tmp_path):
     fewer = row("fewer", "ape: 1; bee: 2", "holds", model="ape, bee", command="headwater x && headwater y")
     anew = row("anew", "ape: 1", "holds", model="ape")
     second = row("anew-2", "bee: 1", "does not hold", model="bee")
-    write_report(claims_table([gone, tiny, fewer, anew, second]), tmp_path / "claims.md", "c")
+    dropped = row("anew-strong", "ape: 1", "holds", model="ape")  # no statement any more
+    write_report(claims_table([gone, tiny, fewer, anew, second, dropped]), tmp_path / "claims.md", "c")
     now = [row("gone"), replace(tiny, measured="big: 2", tiny="ape: 0.4 [0.1, 0.8]"), row("new")]
     now += [replace(fewer, measured="ape: 3", model="ape"), replace(anew, measured="ape: 9", verdict="undecided")]
     found, kept = beside(now, tmp_path / "claims.md")

@@ -130,9 +130,10 @@ def beside(found: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]:
     """
     earlier = {cells[0].strip("`"): dict(zip(COLUMNS, cells, strict=True)) for cells in _rows(file)}
     by_id = {claim.id: claim for claim in found}
-    several = [name for name in earlier if name not in by_id and name.rpartition("-")[0] in by_id]
+    parted = {name: name.rpartition("-") for name in earlier if name not in by_id}
+    several = {name: base for name, (base, _, number) in parted.items() if base in by_id and number.isdigit()}
     rows, kept = [], []
-    for claim in [*found, *(replace(by_id[name.rpartition("-")[0]], id=name) for name in several)]:
+    for claim in [*found, *(replace(by_id[base], id=name) for name, base in several.items())]:
         before = earlier.get(claim.id, {})
         known = {name: before.get(name, "-").strip("`") for name in ("measured", "tiny", "model", "verdict", "command")}
         less = any(getattr(claim, name) == "-" != known[name] for name in ("measured", "tiny"))
