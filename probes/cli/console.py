@@ -170,24 +170,13 @@ def _side_by_side(widths: Sequence[int], room: int, names: int) -> list[list[int
     return found
 
 
-def print_report(report: Report, *, sentences: bool = False) -> None:
-    """Print title and description of a report, its tables, and last its sentences, where a reader of a long table stops.
-
-    `sentences`: the cells of the last table are sentences, too long for columns; they are printed one below the other.
-    """
+def print_report(report: Report) -> None:
+    """Print title and description of a report, its tables, and last its sentences, where a reader of a long table stops."""
     print(report.title)
     print(_wrapped(report.described))
-    *above, last = report.tables
-    for table in above if sentences else report.tables:
+    for table in report.tables:
         print(f"\n{table.title}:")
         print_table(table.columns, table.rows)
-    if sentences:
-        print(f"\n{last.title}:")
-        for row in last.rows:
-            print()
-            for name, cell in zip(last.columns, row, strict=True):
-                print(_wrapped(f"{name}: {cell}", indent="    "))
-        print()
     for line in report.lines:
         print(line)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..options import argument, flag, option
 from . import options as read
 from .command import command
-from .console import given, print_report, print_table, print_written, progress, remark
+from .console import given, print_lines, print_table, print_written, progress, remark
 from .options import OneDevice, Options, Out
 
 
@@ -62,7 +62,7 @@ def toy(
 ) -> None:
     """Train small transformers that isolate one phenomenon each, and redo the figures of their sources.
 
-    Writes NAME.nc, figures and NAME.md, a table of what was published, what was measured, and whether it holds. The full
+    Writes NAME.nc, figures and NAME.md, tables of what was published, what was measured, and whether it holds. The full
     setting is the published one, which takes hours; if interrupted, the same command resumes.
 
     Examples:
@@ -71,18 +71,16 @@ def toy(
       headwater toy position-bias --with depths=2 --with masks=causal --with seeds=2
       headwater toy births --with kinds=uniform-0.36,flat-0.36 --with seeds=0
     """
-    from toy.experiments.experiment import EXPERIMENTS, run, settings_of
+    from toy.experiments.experiment import EXPERIMENTS, extent, run, settings_of, summary
 
     chosen = EXPERIMENTS if names == ["all"] else tuple(dict.fromkeys(names))
     for name in chosen:  # before any work
         settings_of(name, quick=quick, given=changed or ())
     for name in chosen:
         with progress() as advance:
-            _, report, files = run(
-                name, out, quick=quick, given=changed or (), device=device, advance=advance, told=remark
-            )
-        print_report(report, sentences=True)
+            ds, _, files = run(name, out, quick=quick, given=changed or (), device=device, advance=advance, told=remark)
         print_written(files)
+        print_lines([extent(ds), *summary(name, ds)])
 
 
 @dataclass(frozen=True)

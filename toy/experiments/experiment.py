@@ -24,7 +24,7 @@ import torch
 import xarray as xr
 
 from probes import charts
-from probes.claims.claim import Claim
+from probes.claims.claim import Claim, counted
 from probes.errors import InputError
 from probes.results.dataset import attributes, commands_in, made_with, save
 from probes.results.tables import Report, Table, write_report
@@ -41,6 +41,7 @@ EXPERIMENTS = (
 # Theorems, an exact statement and an open question: their sources train nothing.
 OWN_SETTINGS = ("rollout", "petroglyph", "births")
 NAMED = 3  # settings that differ, in a caption; more are in the report
+TOLD = 5  # statements that do not hold, at the end of a command
 BOOLS = {"yes": True, "no": False, "true": True, "false": False}
 # What to give for a field, and for one that is a list.
 WANTED: dict[Any, tuple[str, str]] = {
@@ -237,6 +238,14 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
         replace(c, model=model, command=full if c.verdict == "not measured" else c.command or command or full)
         for c in reading(name).claims(ds)
     ]
+
+
+def summary(name: str, ds: xr.Dataset) -> list[str]:
+    """What becomes of the statements, in a few lines: how many have which verdict, and some of those that do not hold."""
+    claims = reading(name).claims(ds)
+    refuted = [f"does not hold: {claim.claim}" for claim in claims if claim.verdict == "does not hold"]
+    more = [f"... and {len(refuted) - TOLD} more"] if len(refuted) > TOLD else []
+    return [f"{name}: {len(claims)} statements, {counted(claims)}", *refuted[:TOLD], *more]
 
 
 def extent(ds: xr.Dataset, most: int | None = None) -> str:
