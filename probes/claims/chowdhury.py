@@ -38,18 +38,18 @@ def u_of(row: Row, factor: float) -> Test:
 
 
 def u_of_places(rows: Rows) -> dict[str, Told]:
-    found: dict[str, Told] = {}
+    by_place: dict[str, Told] = {}
     for row in rows:
         words = f"primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}"
-        found[str(row["label"])] = words, u_of(row, WEAK)
-    return found
+        by_place[str(row["label"])] = words, u_of(row, WEAK)
+    return by_place
 
 
 def u_everywhere(rows: Rows, factor: float) -> Told:
     """Of all places, counted."""
     least = [min(row.shape.primacy, row.shape.recency) for row in rows]
-    words = ", ".join(f"{sum(one >= limit for one in least)} of {len(rows)} at {limit:g}" for limit in FACTORS)
-    without = [row["strength"] for row, one in zip(rows, least, strict=True) if not one >= STRONG]
+    words = ", ".join(f"{sum(end >= limit for end in least)} of {len(rows)} at {limit:g}" for limit in FACTORS)
+    without = [row["strength"] for row, end in zip(rows, least, strict=True) if not end >= STRONG]
     words += f" times; below {STRONG:g} from d σ² = {min(without):.2g} on" if without else " times"
     return f"both ends stand above the middle {words}", every(u_of(row, factor) for row in rows)
 
@@ -102,26 +102,26 @@ same = chowdhury.but(where="experiments", published=f"{SAME:g}", needs=places("f
 NO_ROPE = fresh("no-rope", "jacobian", options="--conditions init --no-rope", model="bundled models, fresh weights")
 
 
-def smooth_ranks(one: np.ndarray, other: np.ndarray) -> float:
+def smooth_ranks(curve: np.ndarray, other: np.ndarray) -> float:
     """Rank correlation of the smoothed curves: what single texts and weights make of single positions is no shape."""
-    return spearman(smooth(one), smooth(other))
+    return spearman(smooth(curve), smooth(other))
 
 
-def ranked(one: np.ndarray, other: np.ndarray) -> Told:
+def ranked(curve: np.ndarray, other: np.ndarray) -> Told:
     """Whether two curves have the published rank correlation."""
-    rho = smooth_ranks(one, other)
-    words = f"{number(rho, '.3f')} (not smoothed: {number(spearman(one, other), '.3f')})"
+    rho = smooth_ranks(curve, other)
+    words = f"{number(rho, '.3f')} (not smoothed: {number(spearman(curve, other), '.3f')})"
     return words, near(Interval(rho, rho, rho), SAME, correlation=True)
 
 
 @same("same-without-rope-at-any-scale", rule=RANKS, kind="ours")
 def without_rope(rows: Rows) -> dict[str, Told]:
     """The U-shape at initialization is the same with and without RoPE, whatever the logit scale."""
-    found: dict[str, Told] = {}
+    by_place: dict[str, Told] = {}
     for row in (row for row in rows if not row["rope"]):
         if twins := [twin for twin in rows if twin["rope"] and read.alike(row, [twin])]:
-            found[strength_told(row["strength"])] = ranked(row["measured"], twins[-1]["measured"])
-    return found
+            by_place[strength_told(row["strength"])] = ranked(row["measured"], twins[-1]["measured"])
+    return by_place
 
 
 @same("same-without-rope", rule=RANKS)
@@ -190,11 +190,11 @@ def misfits(row: Row) -> tuple[float, float]:
     quarter = row["measured"][: len(row["measured"]) // 4]
     if not np.all(quarter > 0):  # beyond a window's reach
         return np.nan, np.nan
-    x, found = np.arange(1, len(quarter) + 1) / len(row["measured"]), []
+    x, misfits = np.arange(1, len(quarter) + 1) / len(row["measured"]), []
     for of in (np.log(1 / x), x):
         terms = np.vander(of, 3) / quarter[:, None]
-        found.append(float(np.sqrt(np.mean((terms @ np.linalg.lstsq(terms, np.ones(len(x)))[0] - 1) ** 2))))
-    return found[0], found[1]
+        misfits.append(float(np.sqrt(np.mean((terms @ np.linalg.lstsq(terms, np.ones(len(x)))[0] - 1) ** 2))))
+    return misfits[0], misfits[1]
 
 
 @usual("primacy-tail", rule=f"{CLIMBS}, and a quadratic in ln(1/x) fits with less than half the error of one in x")
@@ -209,9 +209,9 @@ def _(row: Row) -> Told:
 def _(rows: Rows) -> Told:
     """The primacy tail of the profile at initialization, a polynomial in ln(1/x), is there at any logit scale."""
     rho = [climb(row) for row in rows]
-    flat = [row["strength"] for row, one in zip(rows, rho, strict=True) if not one >= RISING]
+    flat = [row["strength"] for row, rank in zip(rows, rho, strict=True) if not rank >= RISING]
     words = f"{len(rows) - len(flat)} of {len(rows)} places; {range_told(rho, '.2f')}"
-    return words + (f"; below from d σ² = {min(flat):.2g} on" if flat else ""), every(one >= RISING for one in rho)
+    return words + (f"; below from d σ² = {min(flat):.2g} on" if flat else ""), every(rank >= RISING for rank in rho)
 
 
 @usual("recency-isolated", rule=f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it")
@@ -225,26 +225,26 @@ def _(row: Row) -> Told:
 @chowdhury("recency-order-one", rule=LENGTHS, published="O(1)", needs=places("fresh models of several text lengths"))
 def _(rows: Rows) -> dict[str, Told]:
     """The anchor at the last position of the fresh profile is O(1): its height does not depend on the text's length."""
-    lengths, found = [row for row in rows if row["group"] == "length"], dict[str, Told]()
+    lengths, by_place = [row for row in rows if row["group"] == "length"], dict[str, Told]()
     same = [row for row in rows if row["group"] == "depth" and read.alike(row, lengths, "length")]
     heights = read.courses([*lengths, *same], "length", lambda row: float(row["measured"][-1]))
     for strength, by_length in heights.items():
         ratio = max(by_length.values()) / min(by_length.values())
-        found[strength_told(strength)] = f"factor {ratio:.2f}", below(roughly(ratio), float(np.log(STEADY)))
-    return found
+        by_place[strength_told(strength)] = f"factor {ratio:.2f}", below(roughly(ratio), float(np.log(STEADY)))
+    return by_place
 
 
 @chowdhury("residual-makes-recency", rule=WEAKER, needs=places("fresh models with scaled branches", rope=True))
 def _(rows: Rows) -> dict[str, Told]:
     """The anchor at the last position of the profile at initialization is made by the residual stream."""
     scaled = [row for row in rows if row["group"] == "residual"]
-    comparable, found = [row for row in rows if read.alike(row, scaled, "residual_scale")], dict[str, Told]()
+    comparable, by_place = [row for row in rows if read.alike(row, scaled, "residual_scale")], dict[str, Told]()
     recencies = read.courses(comparable, "residual_scale", lambda row: row.shape.recency)
     for strength, by_scale in recencies.items():
-        words = ", ".join(f"{number(one)} (branches times {scale:g})" for scale, one in by_scale.items())
+        words = ", ".join(f"{number(recency)} (branches times {scale:g})" for scale, recency in by_scale.items())
         falls = [above(roughly(weaker / stronger), 0) for weaker, stronger in pairwise(by_scale.values())]
-        found[f"recency at {strength_told(strength)}"] = words, every(falls)
-    return found
+        by_place[f"recency at {strength_told(strength)}"] = words, every(falls)
+    return by_place
 
 
 @chowdhury("dead-zone-factorial", rule=FACTORIAL, published="1/(H-1)!", needs=DEPTHS)
@@ -254,7 +254,7 @@ def _(rows: Rows) -> Told | None:
         few, many = int(min(depths)), int(max(depths))
         factorials = float(np.sum(np.log(np.arange(few, many, dtype=float))))  # ln (many-1)!/(few-1)!
         fell = float(np.log(depths[many] / depths[few]))
-        words = ", ".join(f"{number(1 / one, '.2g')} at {n} blocks" for n, one in depths.items())
+        words = ", ".join(f"{number(1 / primacy, '.2g')} at {n} blocks" for n, primacy in depths.items())
         words += f": falls {np.exp(fell):.3g}-fold, the factorials 10^{factorials / np.log(10):.1f}-fold"
         off = float(np.exp(min(abs(fell - factorials), 700)))
         return f"middle / beginning {words}", below(roughly(off), float(np.log(ORDER)))
@@ -272,11 +272,11 @@ VALUE = f"the value path alone has at least {SHARE:.0%} of the norm"
 @chowdhury("score-path-vanishes-usual", "theory", rule=f"{VALUE} in both", needs=MODELS)
 def _(rows: Rows) -> dict[str, Told]:
     """At initialization the part of the Jacobian through attention scores vanishes."""
-    found: dict[str, Told] = {}
+    by_place: dict[str, Told] = {}
     for row in (row for row in rows if row["name"] in USUAL):
         share = row.value_share
-        found[f"{row['name']} ({strength_told(row['strength'])})"] = f"value path {share:.3f}", share >= SHARE
-    return found
+        by_place[f"{row['name']} ({strength_told(row['strength'])})"] = f"value path {share:.3f}", share >= SHARE
+    return by_place
 
 
 @ours("score-path-vanishes-bundled", "theory", rule=f"{VALUE} (mean over positions) in every fresh model", needs=FRESH)
@@ -321,7 +321,9 @@ def _(ds: xr.Dataset) -> Told:
 def elasticities(ds: xr.Dataset) -> tuple[list[np.ndarray], np.ndarray]:
     """Fresh seeds' and the pretrained profiles [prompt, position] of a model without window, on the same prompts."""
     both = prompted(ds, "init", "elasticity"), read.with_middle(ds, "pretrained", "elasticity")
-    fresh, trained = ([one for one in profiles if np.all(np.isfinite(one) & (one > 0))] for profiles in both)
+    fresh, trained = (
+        [values for values in profiles if np.all(np.isfinite(values) & (values > 0))] for profiles in both
+    )
     if not (fresh and trained):
         raise Lacks("elasticity")
     return fresh, trained[0]
@@ -337,7 +339,7 @@ def _(ds: xr.Dataset) -> Told:
         rho = spearman(smooth(trained)[part], before[part])
         return float(np.arctanh(np.clip(rho, -0.999999, 0.999999)))  # of which errors are nearly normal
 
-    middle, each = trained.shape[-1] // 2, ([one] for one in (trained, *fresh))
+    middle, each = trained.shape[-1] // 2, ([values] for values in (trained, *fresh))
     profiles, parts = list(each), (slice(None), slice(middle), slice(middle, None))
     rho, first, second = (read.of_profiles(partial(rank, part), units(ds), *profiles) for part in parts)
     halves = f"halves {np.tanh(first.value):.2f}, {np.tanh(second.value):.2f}"
@@ -347,7 +349,7 @@ def _(ds: xr.Dataset) -> Told:
 def spikes(values: np.ndarray) -> np.ndarray:
     """What a moving average leaves of log profiles [prompt, position] without both ends' 5 %; it has to span points."""
     edge, logs = max(1, int(EDGE * values.shape[1])), np.log(values)
-    averages = np.stack([smooth(one) for one in logs])
+    averages = np.stack([smooth(log) for log in logs])
     if np.array_equal(averages, logs):
         raise Lacks("positions")
     return (logs - averages)[:, edge:-edge]

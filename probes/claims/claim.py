@@ -103,7 +103,7 @@ class Claim:
 Statement = Claim  # of which nothing is measured yet
 
 
-def merged(found: Iterable[Claim]) -> list[Claim]:
+def merged(claims: Iterable[Claim]) -> list[Claim]:
     """One list out of several that may judge the same statement.
 
     Per id, what was decided goes before what was not, and that before what nothing is known of; where several results
@@ -111,7 +111,7 @@ def merged(found: Iterable[Claim]) -> list[Claim]:
     appearance.
     """
     by_id: dict[str, list[Claim]] = {}
-    for claim in found:
+    for claim in claims:
         by_id.setdefault(claim.id, []).append(claim)
     rows = []
     for name, same in by_id.items():
@@ -122,18 +122,18 @@ def merged(found: Iterable[Claim]) -> list[Claim]:
     return rows
 
 
-def beside(found: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]:
+def beside(claims: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]:
     """What an earlier table of claims knew and these results do not have: (the rows, the ids of those that are kept).
 
     A row is kept where now nothing was measured for it, or less: fewer models, of any size. Texts of statements and their
     rules are those of today.
     """
     earlier = {cells[0].strip("`"): dict(zip(COLUMNS, cells, strict=True)) for cells in _rows(file)}
-    by_id = {claim.id: claim for claim in found}
+    by_id = {claim.id: claim for claim in claims}
     parted = {name: name.rpartition("-") for name in earlier if name not in by_id}
     several = {name: base for name, (base, _, number) in parted.items() if base in by_id and number.isdigit()}
     rows, kept = [], []
-    for claim in [*found, *(replace(by_id[base], id=name) for name, base in several.items())]:
+    for claim in [*claims, *(replace(by_id[base], id=name) for name, base in several.items())]:
         before = earlier.get(claim.id, {})
         known = {name: before.get(name, "-").strip("`") for name in ("measured", "tiny", "model", "verdict", "command")}
         less = any(getattr(claim, name) == "-" != known[name] for name in ("measured", "tiny"))
@@ -158,12 +158,12 @@ def _models(cell: str) -> set[str]:
     return set(re.findall(r"(?:^|; |, )([\w./@-]+)(?=: |, |; |$)", cell))
 
 
-def claims_table(found: Sequence[Claim]) -> Report:
+def claims_table(claims: Sequence[Claim]) -> Report:
     """The table of claims.md, sorted by source; how many have which verdict above it.
 
     Write it with `probes.results.tables.write_report`.
     """
-    ordered = sorted(found, key=lambda claim: (claim.source.partition("]")[0], claim.source, claim.id))
+    ordered = sorted(claims, key=lambda claim: (claim.source.partition("]")[0], claim.source, claim.id))
     rows = [[str(getattr(claim, column)) for column in COLUMNS] for claim in ordered]
     for row in rows:
         row[0], row[-1] = f"`{row[0]}`", f"`{row[-1]}`"
@@ -177,25 +177,25 @@ def claims_table(found: Sequence[Claim]) -> Report:
         "100 million parameters and more, which the column model names; the column tiny has what our models of 1 million "
         "say, which decides nothing. Not measured: the command in the row will measure it."
     )
-    return Report("Published claims, measured again", described, [Table("Claims", COLUMNS, rows)], headline(found))
+    return Report("Published claims, measured again", described, [Table("Claims", COLUMNS, rows)], headline(claims))
 
 
-def headline(found: Sequence[Claim]) -> list[str]:
+def headline(claims: Sequence[Claim]) -> list[str]:
     """How statements fare: those of the sources by population, then requests of reviewers and readers, and our own."""
-    groups = [(f"published, {said}", "published", {population}) for population, said in POPULATIONS.items()]
+    groups = [(f"published, {words}", "published", {population}) for population, words in POPULATIONS.items()]
     groups += [("requests of reviewers and readers", "request", POPULATIONS.keys())]
     groups += [("our own generalisations and controls", "ours", POPULATIONS.keys())]
     groups += [("theorems and identities", "theorem", POPULATIONS.keys())]
     lines = []
     for name, kind, populations in groups:
-        some = [one for one in found if one.kind == kind and one.population in populations]
-        lines += [f"{name}: {len(some)} statements, {counted(some)}"] if some else []
+        group = [claim for claim in claims if claim.kind == kind and claim.population in populations]
+        lines += [f"{name}: {len(group)} statements, {counted(group)}"] if group else []
     return lines
 
 
-def counted(found: Sequence[Claim]) -> str:
+def counted(claims: Sequence[Claim]) -> str:
     """Their verdicts: "3 hold, 1 does not hold, 2 undecided"; those that none has are left out."""
-    counts = Counter(claim.verdict for claim in found)
+    counts = Counter(claim.verdict for claim in claims)
     return ", ".join(f"{counts[verdict]} {said(verdict, counts[verdict])}" for verdict in VERDICTS if counts[verdict])
 
 
@@ -206,5 +206,5 @@ def said(verdict: Verdict, count: int = 1) -> str:
 
 def origin(claim: Claim) -> str:
     """The source without the place in it: "[Gu]" of "[Gu] Table 1"."""
-    found = re.search(r"\[[^]]+\]", claim.source)
-    return found.group() if found else claim.source
+    name = re.search(r"\[[^]]+\]", claim.source)
+    return name.group() if name else claim.source

@@ -103,11 +103,11 @@ def places(model: str = "fresh models", names: Sequence[str] = (), **where: Any)
 
     def judge(collected: Collected, tell: Tell) -> Judged | None:
         maps = collected["map"].values()
-        found = [row for ds in maps for row in rows(ds, **where)]
-        by_name = {name: row for name in names for row in found if row["name"] == name}
+        chosen = [row for ds in maps for row in rows(ds, **where)]
+        by_name = {name: row for name in names for row in chosen if row["name"] == name}
         if names:
             return judged({name: tell(row) for name, row in by_name.items()}, model, maps)
-        return judged(case(tell, found), model, maps) if found else None
+        return judged(case(tell, chosen), model, maps) if chosen else None
 
     return Evidence("initialization", judge, "headwater map --out reports/theory", model)
 
@@ -117,7 +117,7 @@ def runs(kind: str, *models: str, options: str = "", seeds: Sequence[int] = (1, 
 
     def judge(collected: Collected, tell: Tell) -> Judged | None:
         of_models = [runs_of(collected, kind, model) for model in models]
-        used = {name: ds for found in of_models for name, ds in found.items()}
+        used = {name: ds for of_model in of_models for name, ds in of_model.items()}
         return judged(case(tell, of_models), ", ".join(used), used.values()) if all(of_models) else None
 
     return Evidence("controlled", judge, training(kind, models, options, seeds), ", ".join(models))
@@ -153,9 +153,9 @@ def in_each(results: Mapping[str, Results], tell: Tell) -> Judged | None:
 def in_real(results: Mapping[str, Results], tell: Tell) -> Judged | None:
     """The verdict over language models; what small ones say stands beside it and decides nothing."""
     large = [name for name, by_kind in results.items() if any(map(is_real, by_kind.values()))]
-    found = in_each({name: results[name] for name in large}, tell)
-    beside = in_each({name: results[name] for name in results if name not in large}, tell)
-    return (found or Judged("-", "not measured", "", ""))._replace(tiny=beside.measured) if beside else found
+    decided = in_each({name: results[name] for name in large}, tell)
+    tiny = in_each({name: results[name] for name in results if name not in large}, tell)
+    return (decided or Judged("-", "not measured", "", ""))._replace(tiny=tiny.measured) if tiny else decided
 
 
 def case(tell: Tell, evidence: Any) -> Any:
@@ -197,9 +197,9 @@ def config(ds: xr.Dataset) -> dict[str, Any]:
 
 def runs_of(collected: Collected, kind: str, model: str) -> dict[str, xr.Dataset]:
     """Controlled runs of a bundled model: its own, and those of other seeds, "MODEL-seed1", under "controlled/KIND"."""
-    found = {**collected[kind], **collected[f"controlled/{kind}"]}
+    of_all = {**collected[kind], **collected[f"controlled/{kind}"]}
     same = re.compile(rf"{re.escape(model)}(-seed\d+)?")
-    return {name: ds for name, ds in found.items() if same.fullmatch(PurePath(name).name)}
+    return {name: ds for name, ds in of_all.items() if same.fullmatch(PurePath(name).name)}
 
 
 # ----------------------------------------------------------------------------------------------------------- commands

@@ -206,16 +206,16 @@ CONTROL = runs("sinks", *LOGITS, seeds=(0, 1, 2))
 
 def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
     """For the tests of sink rates by step, one course per controlled run; the end, which no name tells, is infinity."""
-    found: dict[str, dict[float, xr.Dataset]] = {}
+    courses: dict[str, dict[float, xr.Dataset]] = {}
     for name, ds in {**collected["steps"], **collected["controlled/steps"]}.items():
         match = STEP.fullmatch(name)
         model, step = (match["model"], float(match["step"])) if match else (name.rpartition("/")[2], math.inf)
-        found.setdefault(model, {})[step] = ds
-    found = {model: dict(sorted(steps.items())) for model, steps in found.items() if len(steps) > 1 and 0 in steps}
-    used = [ds for steps in found.values() for ds in steps.values()]
+        courses.setdefault(model, {})[step] = ds
+    courses = {model: dict(sorted(steps.items())) for model, steps in courses.items() if len(steps) > 1 and 0 in steps}
+    used = [ds for steps in courses.values() for ds in steps.values()]
 
-    def words_and_test(found: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
-        rates = {model: {step: sink_rate(ds).value for step, ds in steps.items()} for model, steps in found.items()}
+    def words_and_test(courses: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
+        rates = {model: {step: sink_rate(ds).value for step, ds in steps.items()} for model, steps in courses.items()}
         at = {step: f"step {step:,.0f}" for course in rates.values() for step in course} | {math.inf: "the end"}
         words = (
             f"{model}: {', '.join(f'{rate:.3f} at {at[step]}' for step, rate in course.items())}"
@@ -223,7 +223,7 @@ def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
         )
         return "; ".join(words), tell(list(rates.values()))
 
-    return judged(case(words_and_test, found), f"{', '.join(found)} over training", used) if found else None
+    return judged(case(words_and_test, courses), f"{', '.join(courses)} over training", used) if courses else None
 
 
 emerging = gu.but(needs=Evidence("controlled", judge_courses, COURSE, "tiny-llama over its training"))
@@ -265,8 +265,8 @@ def prevents(without: Sequence[float], with_it: Sequence[float]) -> Test:
 @windows("window-absolute-first", rule=FIRST, needs=runs("sinks", WINDOWS[1]))
 def _(models: Sequence[Results]) -> Told:
     """Under sliding-window attention the sink is the absolute first token."""
-    found = [ahead(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in models[0].values()]
-    first, most = [numbers[0] for numbers in found], [numbers[1] for numbers in found]
+    numbers = [ahead(ds, ds["alpha"] / ds["uniform"].mean("layer")) for ds in models[0].values()]
+    first, most = [of_run[0] for of_run in numbers], [of_run[1] for of_run in numbers]
     difference = over_training([a - b for a, b in zip(first, most, strict=True)])
     words = f"{listed(first)} times uniform at 0, others at most {listed(most)}"
     return words, every([above(over_training(first), 1), above(difference, 0)])

@@ -48,8 +48,8 @@ def over_documents(ds: xr.Dataset, values: xr.DataArray, of: Callable[[np.ndarra
 
 def over_training(*groups: Sequence[float]) -> Interval:
     """Mean over one group's runs, or the difference of two groups', by Student's t; no interval below `RUNS` runs."""
-    found = over_runs(groups[0]) if len(groups) == 1 else between_runs(*groups)
-    return found if min(map(len, groups)) >= RUNS else Interval(found.value, math.nan, math.nan)
+    estimate = over_runs(groups[0]) if len(groups) == 1 else between_runs(*groups)
+    return estimate if min(map(len, groups)) >= RUNS else Interval(estimate.value, math.nan, math.nan)
 
 
 # ------------------------------------------------------------------------------------------------------------ profiles
@@ -78,7 +78,7 @@ def with_middle(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -
     """
     model, profiles = config(ds), prompted(ds, condition, variable)
     windowed = bool(model.get("sliding_window") and model.get("use_sliding_window", True))
-    if windowed or not any(one.shape[1] >= SHORTEST and np.isfinite(typical(one)).all() for one in profiles):
+    if windowed or not any(values.shape[1] >= SHORTEST and np.isfinite(typical(values)).all() for values in profiles):
         raise Lacks(condition)
     return profiles
 
@@ -125,11 +125,11 @@ def alike(row: Row, others: Iterable[Row], *but: str) -> bool:
 
 
 def courses(
-    found: Iterable[Row], size: str, value: Callable[[Row], float] = lambda row: row.shape.primacy
+    places: Iterable[Row], size: str, value: Callable[[Row], float] = lambda row: row.shape.primacy
 ) -> dict[float, dict[Any, float]]:
     """By logit scale a value by another size, ascending; logit scales with one value are left out."""
     values: dict[float, dict[Any, float]] = {}
-    for row in found:
+    for row in places:
         values.setdefault(row["strength"], {})[row[size]] = value(row)
     return {strength: dict(sorted(course.items())) for strength, course in sorted(values.items()) if len(course) > 1}
 

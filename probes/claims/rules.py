@@ -34,13 +34,13 @@ class Lacks(KeyError):
     """The result has not what a statement needs."""
 
 
-def between(found: Interval, low: float | int, high: float | int) -> Test:
+def between(estimate: Interval, low: float | int, high: float | int) -> Test:
     """Holds where the interval lies within [low, high], fails where it lies outside."""
 
     def test(level: float) -> Verdict:
-        if math.isnan(found.value):
+        if math.isnan(estimate.value):
             return "not measured"
-        least, most = found.at(level)
+        least, most = estimate.at(level)
         if low <= least and most <= high:
             return "holds"
         return "does not hold" if most < low or least > high else "undecided"
@@ -48,28 +48,28 @@ def between(found: Interval, low: float | int, high: float | int) -> Test:
     return test
 
 
-def above(found: Interval, threshold: float | int) -> Test:
+def above(estimate: Interval, threshold: float | int) -> Test:
     """Holds where the whole interval lies above, fails where none of it does."""
-    return between(found, math.nextafter(threshold, math.inf), math.inf)
+    return between(estimate, math.nextafter(threshold, math.inf), math.inf)
 
 
-def below(found: Interval, threshold: float | int) -> Test:
+def below(estimate: Interval, threshold: float | int) -> Test:
     """The reverse."""
-    return between(found, -math.inf, math.nextafter(threshold, -math.inf))
+    return between(estimate, -math.inf, math.nextafter(threshold, -math.inf))
 
 
-def near(found: Interval, published: float, *, correlation: bool = False) -> Test:
+def near(estimate: Interval, published: float, *, correlation: bool = False) -> Test:
     """Within a quarter of a number, or 0.01 of a correlation."""
     if not correlation:
-        return between(found, published - abs(QUARTER * published), published + abs(QUARTER * published))
+        return between(estimate, published - abs(QUARTER * published), published + abs(QUARTER * published))
     low, high = published - HUNDREDTH, published + HUNDREDTH
     # An interval's end may lie beyond what a correlation can be.
-    return between(found, -math.inf if low <= -1 else low, math.inf if high >= 1 else high)
+    return between(estimate, -math.inf if low <= -1 else low, math.inf if high >= 1 else high)
 
 
-def nothing(found: Interval, margin: float) -> Test:
+def nothing(estimate: Interval, margin: float) -> Test:
     """Equivalence by two one-sided tests: at 95 % the 90 % interval lies within the margin."""
-    inside = between(found, -margin, margin)
+    inside = between(estimate, -margin, margin)
 
     def test(level: float) -> Verdict:
         if inside(2 * level - 1) == "holds":
@@ -102,16 +102,16 @@ def some(tests: Iterable[Tested]) -> Test:
 
 def _several(tests: Iterable[Tested], of_all: Verdict, of_one: Verdict) -> Test:
     """`of_all` where all tests give it; `of_one` where one of m does at level 1 - (1 - level) / m."""
-    each = [one if callable(one) else sure(one) for one in tests]
+    each = [test if callable(test) else sure(test) for test in tests]
 
     def test(level: float) -> Verdict:
-        known = [one for one in each if one(level) != "not measured"]
+        known = [each_test for each_test in each if each_test(level) != "not measured"]
         if not known:
             return "not measured"
-        if all(one(level) == of_all for one in known):
+        if all(known_test(level) == of_all for known_test in known):
             return of_all
         stricter = 1 - (1 - level) / len(known)
-        return of_one if any(one(stricter) == of_one for one in known) else "undecided"
+        return of_one if any(known_test(stricter) == of_one for known_test in known) else "undecided"
 
     return test
 
@@ -121,9 +121,9 @@ def never_refuted(test: Test) -> Test:
     return lambda level: "undecided" if test(level) == "does not hold" else test(level)
 
 
-def told(found: Interval, form: str = ".3g", change: Callable[[float], float] = float) -> str:
-    """In words; `change` undoes a logarithm."""
-    return interval(*(change(end) for end in found[:3]), form=form)
+def told(estimate: Interval, form: str = ".3g", change: Callable[[float], float] = float) -> str:
+    """An estimate with its interval in words; `change` undoes a logarithm."""
+    return interval(*(change(end) for end in estimate[:3]), form=form)
 
 
 def variances(values: Sequence[float]) -> str:

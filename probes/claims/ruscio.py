@@ -58,8 +58,8 @@ def mask(ds: xr.Dataset) -> Interval:
 
 def positive(**components: Interval) -> Told:
     """Whether these components of leakage are above 0."""
-    words = ", ".join(f"V({name}) {variance(*one[:3])} nat²" for name, one in components.items())
-    return words, every(above(one, 0) for one in components.values())
+    words = ", ".join(f"V({name}) {variance(*part[:3])} nat²" for name, part in components.items())
+    return words, every(above(part, 0) for part in components.values())
 
 
 @ruscio("absolute-position-leaks", rule=SHUFFLED)

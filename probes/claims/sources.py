@@ -12,9 +12,10 @@ from .ruscio import ruscio
 from .wu import wu
 from .xiao import xiao
 
-STATED = {one.statement.id: one for source in (chowdhury, ruscio, gu, wu, liu, xiao) for one in source.statements}
+SOURCES = (chowdhury, ruscio, gu, wu, liu, xiao)
+STATED = {stated.statement.id: stated for source in SOURCES for stated in source.statements}
 
 
 def claims(collected: Collected) -> list[Claim]:
     """All claims about language models, judged by a folder's results, in the order of the sources' files."""
-    return [one.judged(collected) for one in STATED.values()]
+    return [stated.judged(collected) for stated in STATED.values()]

@@ -61,11 +61,11 @@ def _(rows: Sequence[Row]) -> dict[str, Told]:
     """The smaller the sliding window, the slower the beginning gains with depth."""
     windowed = [row for row in rows if row["window"]]
     comparable = [row for row in rows if not row["name"] and alike(row, windowed, "window", "name")]
-    found: dict[str, Told] = {}
+    by_place: dict[str, Told] = {}
     for strength, by_window in courses(comparable, "window").items():
         widths = dict(sorted(by_window.items(), key=lambda item: item[0] or math.inf))  # 0: no window, the widest
         words = ", ".join(f"{number(x)} ({f'{w:g}' if w else 'no window'})" for w, x in widths.items())
         # A window that cuts the beginning off has primacy 0: less than any other.
         rising = [above(roughly(b / a), 0) if a > 0 else b > 0 for a, b in pairwise(widths.values())]
-        found[strength_told(strength)] = f"primacy {words}", every(rising)
-    return found
+        by_place[strength_told(strength)] = f"primacy {words}", every(rising)
+    return by_place

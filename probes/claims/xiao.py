@@ -37,7 +37,7 @@ def four_cost_less(ds: xr.Dataset, first_keys: int, numbering: str = "cache", sh
         costs = at["evict_loss_change_by_prompt"]
         return over_documents(at, costs.sel(FOUR) - share * costs.sel(first_keys=first_keys, numbering=numbering))
 
-    return by_last(ds, change, lambda found: below(found, 0))
+    return by_last(ds, change, lambda cost: below(cost, 0))
 
 
 @xiao("window-attention-fails", "abstract, Fig. 1", rule=f"{FAILING} {EVERY}", published=PERPLEXITY)
@@ -47,7 +47,7 @@ def _(ds: xr.Dataset) -> Told:
     def cost(at: xr.Dataset) -> Interval:
         return estimated(at, "evict_loss_change", first_keys=0, numbering="text")
 
-    return by_last(ds, cost, lambda found: above(found, FAILS))
+    return by_last(ds, cost, lambda cost: above(cost, FAILS))
 
 
 @xiao("first-keys-recover", "abstract, Table 1", rule=f"{LITTLE} {EVERY}", published=PERPLEXITY)
