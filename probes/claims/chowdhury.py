@@ -65,12 +65,13 @@ def u_of_model(ds: xr.Dataset, condition: str = "pretrained", factor: float = WE
     return ", ".join(words), every(above(end, float(np.log(factor))) for end in logs)
 
 
+BOTH = f"primacy and recency are both at least {WEAK:g}"
 for source, name, called, model in (
     (chowdhury, "gpt2", "GPT-2", "GPT-2"),
     (chowdhury, "qwen2", "Qwen2-0.5B", "Qwen2.5-0.5B"),
     (ours, "7b", "a model as wide as those in use, 4096,", "Llama-7B width"),
 ):
-    claim, rule = f"With fresh weights {called} has the U-shape.", f"primacy and recency are both at least {WEAK:g}"
+    claim, rule = f"With fresh weights {called} has the U-shape.", f"{BOTH} in the fresh profile"
     needs = places(f"fresh {model} configuration", name=model)
     source(f"u-at-birth-{name}", claim=claim, rule=rule, needs=needs)(u_of_places)
 
@@ -83,12 +84,12 @@ for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong
     persisting(f"u-persists{end}", claim=claim, rule=rule, factor=factor)(u_of_model)
 
 for short, model, length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "openai-community/gpt2", 1024)):
-    claim, rule = f"The U-shape persists in the pretrained {model.rpartition('/')[2]}.", f"both ends at least {WEAK:g}"
+    claim, rule = f"The U-shape persists in the pretrained {model.rpartition('/')[2]}.", f"{BOTH} in its profile"
     needs = real("jacobian", only=[model], options=f"--length {length}", out=f"runs/{short}")
     chowdhury(f"u-persists-{short}", "experiments", claim, rule=rule, needs=needs)(u_of_model)
 
 
-@ours("u-at-birth-bundled", rule=f"both at least {WEAK:g} in every fresh model without window", needs=fresh("jacobian"))
+@ours("u-at-birth-bundled", rule=f"{BOTH} in every fresh model without window", needs=fresh("jacobian"))
 def _(ds: xr.Dataset) -> Told:
     """The U-shape of sensitivity is there in fresh models, before any training."""
     return u_of_model(ds, "init")
@@ -155,7 +156,9 @@ def exact(error: float) -> Told:
     return number(error), below(roughly(max(error, 1e-12)), float(np.log(EXACT)))
 
 
-@usual("cesaro-exact", "title", rule=f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both")
+@usual(
+    "cesaro-exact", "title", rule=f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both models"
+)
 def _(row: Row) -> Told:
     """The Cesàro power N^L is an exact theory of the sensitivity profile at initialization."""
     return exact(row.cesaro_error)
@@ -269,7 +272,7 @@ SHARE = 0.95  # of the norm that the value path has where the score path counts 
 VALUE = f"the value path alone has at least {SHARE:.0%} of the norm"
 
 
-@chowdhury("score-path-vanishes-usual", "theory", rule=f"{VALUE} in both", needs=MODELS)
+@chowdhury("score-path-vanishes-usual", "theory", rule=f"{VALUE} in both models", needs=MODELS)
 def _(rows: Rows) -> dict[str, Told]:
     """At initialization the part of the Jacobian through attention scores vanishes."""
     by_place: dict[str, Told] = {}

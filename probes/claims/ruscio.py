@@ -22,7 +22,7 @@ from .ledger import Source
 from .readings import OVER_RUNS, UNKNOWN, estimated, over_training
 from .rules import Test, Tested, Told, above, below, every, listed, near, never_refuted, nothing, some, told, variances
 
-ABOVE = "(log form, early queries) lies above 0 in every model"
+ABOVE = "lies above 0 at early queries in every model"
 HUB = ("meta-llama/Meta-Llama-3-8B", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen2.5-Coder-7B")
 WITH_BOS = "meta-llama/Llama-3.2-1B"  # a small model whose tokenizer puts a BOS first
 NTK, PLAIN, WINDOW = "tiny-llama-ntk", "tiny-llama", "tiny-mistral-window"
@@ -176,7 +176,11 @@ for name, models, claim in (
         (NTK, WINDOW),
         "NTK scaling leaves less of leakage's residual component than a sliding window.",
     ),
-    ("standard-between", (NTK, PLAIN, WINDOW), "Leakage's residual component under RoPE lies between both variants'."),
+    (
+        "standard-between",
+        (NTK, PLAIN, WINDOW),
+        "Under RoPE leakage's residual component lies between NTK's and a window's.",
+    ),
 ):
     rule = f"{STEADY} rises from {' to '.join(models)}, {OVER_RUNS} of each"
     ruscio(name, claim=claim, rule=rule, needs=trained(*models), names=models)(stream_rises)
@@ -330,7 +334,7 @@ for who, needs, those, without in (
 
 @ruscio("protocol-band", "reviewers: protocol of the 40 %", rule=BANDS, kind="request", needs=BOS)
 def _(ds: xr.Dataset) -> Told:
-    """The fraction that a swap at position 0 removes of the residual component is less behind early queries."""
+    """Behind early queries a swap at position 0 removes a smaller fraction of the residual component."""
     words, tests = [], list[Test]()
     for name, part in replacements(ds).items():
         shares = {band: removed(part, band=band) for band in map(str, part["band"].values)}
@@ -346,7 +350,7 @@ CONSTANT = "behind the same BOS the stream at position 0 does not change with th
 APART = 0.9  # cosine below which streams of different tokens have not become one: ours
 VARIES = f"the cosine of different tokens' streams before the final norm is below {APART:g} in 90 % of pairs"
 heads = ruscio.but(needs=real("sinks"))
-IN_SOME = "in some head of every model, by intervals for so many heads (threshold ours: below it undecided)"
+IN_SOME = "in some head of every model, by intervals for so many heads (ours: below it undecided)"
 MOVED = f"with the embedding at 0 the pattern over other keys moves by more than {REACTS:g} (total variation) {IN_SOME}"
 
 
@@ -381,7 +385,7 @@ def heads_above(ds: xr.Dataset, name: str, threshold: float) -> Told:
     return words + interval(values[most], low[most], high[most]), never_refuted(some(tests))
 
 
-@heads("sink-reading-heads", rule=f"takes from position 0 above {LARGE:g} of the stream that it is added to {IN_SOME}")
+@heads("sink-reading-heads", rule=f"more than {LARGE:g} of the stream comes from position 0 {IN_SOME}")
 def _(ds: xr.Dataset) -> Told:
     """Heads downstream read position 0: sink-reading heads."""
     words, test = heads_above(ds, "written", LARGE)
@@ -418,10 +422,13 @@ def matters_less(ds: xr.Dataset, replacement: str) -> Told:
     return f"{told(change, '.3f')} against {told(hidden, '.3f')} nat", below(apart(hidden, change), 0)
 
 
-for name, replacement, claim, rule, function in (
-    ("position-0-needed", "without-0", "Position 0 hidden from every later query, the loss rises.", LOSS, loss_rises),
-    ("denominators-steadied", "held-log-z", "The trend of log Z taken out, the loss rises.", LOSS, loss_rises),
-    ("token-at-0-matters-less", "drawn", "Another token at position 0 matters less than none.", LESS, matters_less),
-    ("constant-logit-suffices", "constant-sink", "A constant logit at 0 costs less than none.", LESS, matters_less),
+for name, replacement, claim in (
+    ("position-0-needed", "without-0", "Language models need position 0: hidden from later queries, the loss rises."),
+    ("denominators-steadied", "held-log-z", "The trend of log Z with position is used: taken out, the loss rises."),
 ):
-    needed(name, claim=claim, rule=rule.format(replacement), replacement=replacement)(function)
+    needed(name, claim=claim, rule=LOSS.format(replacement), replacement=replacement)(loss_rises)
+for name, replacement, claim in (
+    ("token-at-0-matters-less", "drawn", "Which token stands at position 0 matters less than that one stands there."),
+    ("constant-logit-suffices", "constant-sink", "A constant logit in place of position 0's costs less than none."),
+):
+    needed(name, claim=claim, rule=LESS.format(replacement), replacement=replacement)(matters_less)

@@ -19,7 +19,7 @@ PERPLEXITY = "perplexity 5,158, and 5.40 with four initial tokens (Llama-2-13B)"
 OPTIONS = "--prompts 12 --length 1024 --reacts off --pictures 0 --evict 0,1,4 --keep 64,128,256"
 xiao = Source("[Xiao]", "xiao", real("evict/sinks", options=OPTIONS))
 FAILING = f"without first keys the loss rises by more than {FAILS:g} nat"
-CACHED = "the loss with four first keys less that with positions by the text is below 0"
+CACHED = "the loss with four first keys, positions by the cache less positions by the text, is below 0"
 LITTLE = f"what four first keys cost in loss, less {TENTH:g} of what none cost (the number measured), is below 0"
 
 
