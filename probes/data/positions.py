@@ -13,7 +13,7 @@ def read_ranges(text: str, what: str, example: str) -> list[tuple[int, int]]:
     Raises:
         InputError: it is no such list, a range runs backwards or is longer than any prompt; `what` and `example` say so.
     """
-    found = []
+    ranges = []
     for piece in text.split(","):
         ends = [end.strip() for end in piece.split("-")]
         if len(ends) > 2 or not all(end.isascii() and end.isdigit() and len(end) < 20 for end in ends):
@@ -23,5 +23,5 @@ def read_ranges(text: str, what: str, example: str) -> list[tuple[int, int]]:
             raise InputError(f"{what} '{piece.strip()}' run backwards; give {last}-{first}")
         if last - first >= MOST:
             raise InputError(f"{what} '{piece.strip()}' are more than any prompt has; give a shorter range")
-        found.append((first, last))
-    return found
+        ranges.append((first, last))
+    return ranges

@@ -166,7 +166,7 @@ class Maker:
             self._nouns, self._colours = self._alike(words, forms), [""]
         else:  # a grid of colours and nouns, as square as it can be
             side = math.ceil(math.sqrt(rung.pairs))
-            self._colours = [f"{one} " for one in COLOURS][: min(side, len(COLOURS))]
+            self._colours = [f"{colour} " for colour in COLOURS][: min(side, len(COLOURS))]
             self._nouns = self._alike(words, forms, self._colours[0])
             self._colours = self._alike(self._colours, forms, after=self._nouns[0])
         self._each = math.ceil(rung.pairs / len(self._colours))  # nouns of one context's keys
@@ -191,8 +191,8 @@ class Maker:
         draw = np.random.default_rng([seed, number // self.orders, rung.pairs, rung.digits, int(rung.keys == "alike")])
         nouns = [self._nouns[i] for i in draw.permutation(len(self._nouns))]
         sides, pairs = [], []
-        for own in (nouns[: self._each], nouns[self._each : 2 * self._each]):
-            keys = [f"{colour}{noun}" for colour, noun in product(self._colours, own)]
+        for side_nouns in (nouns[: self._each], nouns[self._each : 2 * self._each]):
+            keys = [f"{colour}{noun}" for colour, noun in product(self._colours, side_nouns)]
             keys = [keys[i] for i in draw.permutation(len(keys))[: rung.pairs]]
             sides.append(list(zip(keys, self._values(draw, nouns[2 * self._each :], len(sides)), strict=True)))
         again = np.random.default_rng([seed, number])
@@ -200,11 +200,11 @@ class Maker:
             order = again.permutation(len(side)) if number % self.orders else np.arange(len(side))
             sides[n] = [side[i] for i in order]
             pairs.append(tuple(order.tolist()))
-        made = [self._context(side) for side in sides]
+        contexts = [self._context(side) for side in sides]
         asked = [[self._asked(key, value) for key, value in side] for side in sides]
-        questions, answers = (tuple(tuple(one[n] for one in side) for side in asked) for n in (0, 1))
-        contexts = tuple(ids for ids, _ in made)
-        return Couple(contexts, questions, answers, made[0][1], tuple(pairs))  # type: ignore[arg-type]
+        questions, answers = (tuple(tuple(pair[n] for pair in side) for side in asked) for n in (0, 1))
+        ids = tuple(ids for ids, _ in contexts)
+        return Couple(ids, questions, answers, contexts[0][1], tuple(pairs))  # type: ignore[arg-type]
 
     def length(self) -> int:
         """Tokens of a context, a question and its answer together."""

@@ -109,12 +109,12 @@ def read_object(file: Path) -> dict[str, Any]:
     if what_is(file) != "file":
         raise InputError(f"{file} is no regular file")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, or none that ends
         raise InputError(f"{file} cannot be read as JSON ({type(error).__name__})") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{file} holds a {type(found).__name__} instead of a JSON object")
-    return found
+    if not isinstance(value, dict):
+        raise InputError(f"{file} holds a {type(value).__name__} instead of a JSON object")
+    return value
 
 
 def _files(folder: Path) -> list[Path]:
@@ -122,8 +122,8 @@ def _files(folder: Path) -> list[Path]:
     if os.path.lexists(folder / WEIGHTS):
         return [folder / WEIGHTS]
     if not (folder / INDEX).exists():
-        found = ", ".join(sorted(path.name for path in folder.glob("*.safetensors"))[:3])
-        raise InputError(f"there is {found}, but neither {WEIGHTS} nor {INDEX}")
+        there = ", ".join(sorted(path.name for path in folder.glob("*.safetensors"))[:3])
+        raise InputError(f"there is {there}, but neither {WEIGHTS} nor {INDEX}")
     places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise InputError(f"{INDEX} has no weight_map from tensors to files")

@@ -62,8 +62,8 @@ def check_mask(mask: Any) -> None:
     Raises:
         InputError: it has zeros.
     """
-    if mask is not None and not (found := torch.as_tensor(mask).bool()).all():
-        row = int((~found.reshape(len(found), -1)).any(1).nonzero()[0])
+    if mask is not None and not (shown := torch.as_tensor(mask).bool()).all():
+        row = int((~shown.reshape(len(shown), -1)).any(1).nonzero()[0])
         raise InputError(f"attention_mask has zeros in prompt {row}: padding, {PAD_REMEDY}")
 
 

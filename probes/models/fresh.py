@@ -35,8 +35,8 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
     )  # 0 is as if nothing were said
     # What the configuration's file does not say is the library's.
     unsaid = sigma == default and (getattr(config, ASSUMED, False) or not config.initializer_range)
-    own = " of the config" + (", also transformers' default" if sigma == default else "")
-    source = ", transformers' default: the config names none" if unsaid else own
+    stated = " of the config" + (", also transformers' default" if sigma == default else "")
+    source = ", transformers' default: the config names none" if unsaid else stated
     source += "; output and down projections divided by sqrt(2L)" if by_family else ""
     deviations: dict[str, float] = by_depth(sigma)(blocks, width) if by_family else dict.fromkeys(KINDS, sigma)
     return Initialization(
@@ -68,24 +68,24 @@ def check_sizes(config: Any) -> None:
 
 def birth_of(config: Any, rule: Initialization) -> Birth:
     """What fresh weights of this configuration are drawn from under a rule."""
-    family, found = family_of(config), _structure(config)
+    family, fields = family_of(config), _structure(config)
     drawn = {kind: getattr(rule, kind) for kind in ("embedding", "positions", "v", "o", "gate", "up", "down")}
     if family.root_scaled:
         drawn["embedding"] *= config.hidden_size**0.5
     if family.learned is None:
         drawn["positions"] = 0.0
-    if "experts" in found:
+    if "experts" in fields:
         drawn["router"] = rule.up
-    if isinstance(found["activation"], str):
-        found["activation"] = ACT2FN[found["activation"]]
-    return Birth(spec_of(config), **drawn | found, initialization=str(rule))
+    if isinstance(fields["activation"], str):
+        fields["activation"] = ACT2FN[fields["activation"]]
+    return Birth(spec_of(config), **drawn | fields, initialization=str(rule))
 
 
 def _structure(config: Any) -> dict[str, Any]:
     """The fields of `Birth` that are no deviations, nor its spec; an activation of transformers' by name."""
-    found: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
-    found |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
-    return found | family_of(config).drawn(config)
+    fields: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
+    fields |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
+    return fields | family_of(config).drawn(config)
 
 
 def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: bool = True) -> PreTrainedModel:
@@ -122,7 +122,7 @@ def start_of(folder: Path, seed: int) -> dict[str, Tensor]:
     config = AutoConfig.from_pretrained(folder)
     model = fresh_model(config, seed, initialization_of(config))
     tied = (model._tied_weights_keys or ()) if config.tie_word_embeddings else ()
-    return {name: one.bfloat16().contiguous() for name, one in model.state_dict().items() if name not in tied}
+    return {name: weight.bfloat16().contiguous() for name, weight in model.state_dict().items() if name not in tied}
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def hold_sink_logits(model: Any) -> None:
 @torch.no_grad()
 def _rescale(model: Any, rule: Initialization) -> None:
     """Matrices as drawn by the model's configuration become those of `rule`, in place."""
-    own, family, decoder = initialization_of(model.config), family_of(model.config), model.get_decoder()
+    drawn_by, family, decoder = initialization_of(model.config), family_of(model.config), model.get_decoder()
     matrices = [("embedding", model.get_input_embeddings().weight)]
     if model.get_output_embeddings().weight is not matrices[0][1]:
         matrices.append(("unembedding", model.get_output_embeddings().weight))
@@ -149,5 +149,5 @@ def _rescale(model: Any, rule: Initialization) -> None:
         if parts.routing is not None:  # a router's deviation is that of the first matrices behind it
             matrices.append(("up", parts.routing.weight))
     for kind, matrix in matrices:
-        if getattr(rule, kind) != getattr(own, kind):
-            matrix.mul_(getattr(rule, kind) / getattr(own, kind))
+        if getattr(rule, kind) != getattr(drawn_by, kind):
+            matrix.mul_(getattr(rule, kind) / getattr(drawn_by, kind))

@@ -105,10 +105,10 @@ def load(
         check_tokenizer(tokenizer)
     if not named_source:
         return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
-    found = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer))
+    named_model = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer))
     if split is None:
-        found.model.to(place or _usual_device())
-    return _view(found, backend, own=True, beyond=beyond)
+        named_model.model.to(place or _usual_device())
+    return _view(named_model, backend, own=True, beyond=beyond)
 
 
 # What transformers still takes and stores elsewhere, and what `load` adds.
@@ -259,7 +259,7 @@ def _from_memory(
     from .structure import keeps_state, moved, structure
     from .wrappers import unwrapped
 
-    source = given = unwrapped(source)
+    source = caller = unwrapped(source)
     kind, is_bridge = type(source).__name__, type(source).__name__ == "TransformerBridge"
     if not is_bridge and not isinstance(source, PreTrainedModel):
         raise InputError(
@@ -293,14 +293,14 @@ def _from_memory(
         name = source.config.name_or_path or f"in-memory {source.config.model_type}"
         view = _view(Found(source, tokenizer, name, revision), backend, own=moves, beyond=beyond)
     check_finite(view.stored(), kind)
-    for asked, found, option in ((place, view.device, "device"), (wanted, view.dtype, "dtype")):
-        if asked is not None and asked != found:
+    for asked, actual, option in ((place, view.device, "device"), (wanted, view.dtype, "dtype")):
+        if asked is not None and asked != actual:
             raise InputError(
                 f"{option} '{asked}' would move a {kind} that accelerate has split; "
                 "leave it out, or load the checkpoint's folder"
             )
     if not (moves or (lens and not is_bridge)):  # weights of its own
-        view.follow(given)
+        view.follow(caller)
     return view
 
 

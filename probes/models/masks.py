@@ -29,8 +29,8 @@ def softmax(logits: Float[Tensor, "*heads query key"], sink: Float[Tensor, " H"]
     if sink is None:
         return logits.softmax(-1)
     learned = sink.to(logits)[:, None, None].expand(-1, logits.shape[-2], 1)
-    found = torch.cat([logits.expand(len(sink), *logits.shape[-2:]), learned], -1).softmax(-1)[..., :-1]
-    return found.reshape(logits.shape) if found.numel() == logits.numel() else found
+    weights = torch.cat([logits.expand(len(sink), *logits.shape[-2:]), learned], -1).softmax(-1)[..., :-1]
+    return weights.reshape(logits.shape) if weights.numel() == logits.numel() else weights
 
 
 def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:

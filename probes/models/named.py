@@ -123,18 +123,18 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
     if not source:
         raise InputError("the model's name is empty; give a bundled name, a folder or a hub id")
     path = located(source)
-    found = what_is(path)
+    kind = what_is(path)
     if is_gguf(path):
         if revision is not None:
             raise InputError(f"'{source}' is one file and has no revision '{revision}'; leave it out")
         name = path.stem if path.suffix.lower() == SUFFIX else path.name
         return _from_gguf(path, source if source in PACKAGED else name, how)
-    if found == "folder":
+    if kind == "folder":
         # A folder is named by its last part: the path differs between machines, and the weights' hash tells folders apart.
         name = source if source in bundled() else path.resolve().name
         return _from_folder(path, name, revision, how)
-    if found != "nothing":
-        what = "a file" if found == "file" else "a pipe or a device"
+    if kind != "nothing":
+        what = "a file" if kind == "file" else "a pipe or a device"
         raise InputError(f"'{source}' is {what}, no folder and no GGUF file; {GIVE}")
     if source.lower().endswith(SUFFIX):
         raise InputError(f"GGUF file '{source}' does not exist; check the path")
@@ -160,10 +160,10 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
     provenance = header.provenance()
     dtype = min(how.torch_dtype, torch.float32, key=lambda dtype: dtype.itemsize)  # float64 holds float32's exactly
-    own = how.tokenizer is None and not beside
+    from_file = how.tokenizer is None and not beside
     with (
         _quiet(),
-        converted(header, provenance, dtype=dtype, tokenizer=own, lasting=how.split is not None) as folder,
+        converted(header, provenance, dtype=dtype, tokenizer=from_file, lasting=how.split is not None) as folder,
     ):
         model, tokenizer = _read(folder, how, name)
     model.config.name_or_path = name
@@ -176,9 +176,9 @@ def _beside(header: Header) -> Any:
     """The tokenizer beside a GGUF file; alone, tokenizer.json does not say which tokens begin and end texts."""
     tokenizer = read_tokenizer(header.path.parent)
     for name in ("bos", "eos"):
-        found = header.values.get(f"tokenizer.ggml.{name}_token_id")
-        if getattr(tokenizer, f"{name}_token_id") is None and isinstance(found, int):
-            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(found))
+        token = header.values.get(f"tokenizer.ggml.{name}_token_id")
+        if getattr(tokenizer, f"{name}_token_id") is None and isinstance(token, int):
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
     return tokenizer
 
 
@@ -202,8 +202,8 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps)}")
         with unpacked(folder, name, revision, lasting=how.split is not None) as place:
             model, tokenizer = _read(place, how, name)
-        for one in (model.config, tokenizer):
-            one.name_or_path = str(folder)
+        for part in (model.config, tokenizer):
+            part.name_or_path = str(folder)
         return Found(model, tokenizer, name, revision)
     if revision is not None:
         steps = sorted((path.parent.name for path in folder.glob("*/config.json")), key=lambda step: (len(step), step))
@@ -274,9 +274,9 @@ def _read(folder: Path, how: Reading, name: str) -> tuple[Any, Any]:
             model.lm_head, wrong = None, []  # a decoder, or a classifier
         unread = _unread(model, loading["unexpected_keys"])
         if wrong or unread:
-            found = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
+            extra = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
             lacks = f"lacks {len(wrong)} of its weights, or has them in another shape ({wrong[0]})" if wrong else ""
-            raise InputError(f"model '{name}' {lacks or found}; the files do not fit the config")
+            raise InputError(f"model '{name}' {lacks or extra}; the files do not fit the config")
         for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
             if parameter.is_floating_point() and not keeps_state(parameter):
                 parameter.data = parameter.data.to(how.torch_dtype)

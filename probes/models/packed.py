@@ -42,8 +42,8 @@ def unpacked(folder: Path, name: str, step: str | None, *, lasting: bool) -> Ite
     if step is None and (folder / WEIGHTS).is_file():
         yield folder
         return
-    said = read_object(folder / PACKED)
-    expected = said["sha256"][step or LAST]
+    listed = read_object(folder / PACKED)
+    expected = listed["sha256"][step or LAST]
 
     def refuse(reason: str) -> InputError:
         return InputError(f"model '{name}{'' if step is None else f'@{step}'}' {reason}")
@@ -51,7 +51,7 @@ def unpacked(folder: Path, name: str, step: str | None, *, lasting: bool) -> Ite
     def drawn() -> bytes:
         from .fresh import start_of
 
-        return save(start_of(folder, said["seed"]), metadata={"format": "pt"})
+        return save(start_of(folder, listed["seed"]), metadata={"format": "pt"})
 
     def write(place: Path) -> None:
         for file in BESIDE:
@@ -66,7 +66,7 @@ def unpacked(folder: Path, name: str, step: str | None, *, lasting: bool) -> Ite
             how = (
                 f"{file.name} is damaged"
                 if file.is_file()
-                else f"there is no {file.name}, and seed {said['seed']} draws others here"
+                else f"there is no {file.name}, and seed {listed['seed']} draws others here"
             )
             raise refuse(f"is not what was trained ({how}); install the package again, with its tested versions")
         (place / WEIGHTS).write_bytes(content)

@@ -49,13 +49,13 @@ def hooks(module: nn.Module) -> list[AlignDevicesHook]:
     Raises:
         InputError: it carries another hook of accelerate's.
     """
-    found = vars(module).get("_hf_hook")
-    return [] if found is None else _flat(found)
+    hook = vars(module).get("_hf_hook")
+    return [] if hook is None else _flat(hook)
 
 
 def _flat(hook: ModelHook) -> list[AlignDevicesHook]:
     if isinstance(hook, SequentialHook):
-        return [one for part in hook.hooks for one in _flat(part)]
+        return [inner for part in hook.hooks for inner in _flat(part)]
     if isinstance(hook, AlignDevicesHook):
         return [hook]
     raise InputError(
@@ -66,13 +66,13 @@ def _flat(hook: ModelHook) -> list[AlignDevicesHook]:
 
 def only_aligned(module: nn.Module) -> bool:
     """Whether the forward pass on this module is accelerate's wrapper around the class's own."""
-    forward, own = vars(module).get("forward"), vars(module).get("_old_forward")
+    forward, plain = vars(module).get("forward"), vars(module).get("_old_forward")
     return (
         bool(hooks(module))
         and isinstance(forward, functools.partial)
         and forward.func.__module__ == ModelHook.__module__
-        and getattr(own, "__self__", None) is module
-        and getattr(own, "__func__", None) is type(module).forward
+        and getattr(plain, "__self__", None) is module
+        and getattr(plain, "__func__", None) is type(module).forward
     )
 
 
@@ -151,16 +151,18 @@ def gathered(block: nn.Module, device: torch.device) -> Any:
 
     Weights that are there already are the block's own, others are fetched and belong to the stand-in.
     """
-    found = {weight.name: weight.value() for weight in weights(block)}
-    found = {name: x if x.device == device else x.detach().to(device) for name, x in found.items()}
+    values = {weight.name: weight.value() for weight in weights(block)}
+    values = {name: x if x.device == device else x.detach().to(device) for name, x in values.items()}
 
     bare = structure(block)
     for prefix, module in bare.named_modules():
-        own = vars(module)
+        state = vars(module)
         for name in HOOKED:
-            own.pop(name, None)
+            state.pop(name, None)
         below = f"{prefix}." if prefix else ""
-        own["_parameters"].update({key: found[below + key] for key, x in own["_parameters"].items() if x is not None})
+        state["_parameters"].update(
+            {key: values[below + key] for key, x in state["_parameters"].items() if x is not None}
+        )
     return bare
 
 
