@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from probes.errors import InputError
 from probes.models.masks import sees
 
 from .checks import at_least, one_of, refuse
@@ -41,8 +42,6 @@ Head = Literal["linear", "mlp"]
 AttentionSwitch = Literal["softmax", "sigmoid", "relu"]
 Kernel = Literal["inner", "distance"]
 
-# Fields that models of earlier versions do not name.
-LATER = ("attention", "kernel", "readout", "position_width", "kv_heads", "frequencies", "factors")
 THETA = 10_000.0  # base of the wavelengths of RoPE and of sinusoidal encodings
 NORM_EPS = 1e-5
 HEAD_LAYERS = 3  # ReLU layers of the "mlp" head before its linear one, as in [Wu]
@@ -101,49 +100,48 @@ class Architecture:
         kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
         for name, kind in (kinds | {"attention": AttentionSwitch, "kernel": Kernel, "readout": Kernel}).items():
             one_of(name, getattr(self, name), get_args(kind))
-        head = self.width // self.heads
-        reasons: dict[str, object] = {
-            f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it": self.width % self.heads,
-            f"rope turns pairs, and a head of width {head} is odd; give heads an even width": (
-                self.positional == "rope" and head % 2
-            ),
-            f"{self.groups} key-value heads do not divide {self.heads} heads; give a divisor": self.heads % self.groups,
-            f"frequencies={self.frequencies} do not fit {head // 2} planes of positional='{self.positional}'; give one "
-            "for each plane with positional='rope', and only there": (
-                self.frequencies is not None and (self.positional, len(self.frequencies)) != ("rope", head // 2)
-            ),
-            f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width": (
-                self.positional == "sinusoidal" and self.width % 2
-            ),
-        }
-        if self.position_width is not None:
-            told, fits = f"position_width={self.position_width}", 1 <= self.position_width <= self.width
-            reasons |= {
-                f"positional is '{self.positional}' and {told}; give it with positional='learned'": (
-                    self.positional != "learned"
+        head, positional, axes = self.width // self.heads, self.positional, self.position_width
+        refuse(
+            {
+                f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it": self.width
+                % self.heads,
+                f"rope turns pairs, and a head of width {head} is odd; give heads an even width": (
+                    positional == "rope" and head % 2
                 ),
-                f"{told} does not fit a width of {self.width}; give from 1 to {self.width}": not fits,
+                f"{self.groups} key-value heads do not divide {self.heads} heads; give a divisor": self.heads
+                % self.groups,
+                f"frequencies={self.frequencies} do not fit {head // 2} planes of positional='{positional}'; give one for "
+                "each plane with positional='rope', and only there": (
+                    self.frequencies is not None and (positional, len(self.frequencies)) != ("rope", head // 2)
+                ),
+                f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width": (
+                    positional == "sinusoidal" and self.width % 2
+                ),
+                f"positional is '{positional}' and position_width={axes}; give it with positional='learned'": (
+                    axes is not None and positional != "learned"
+                ),
+                f"position_width={axes} does not fit a width of {self.width}; give from 1 to {self.width}": (
+                    axes is not None and not 1 <= axes <= self.width
+                ),
+                "readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'": (
+                    self.readout == "distance" and self.head == "mlp"
+                ),
+                f"positional is '{positional}' and decay is {self.decay}; give decay=M with positional='decay', and only "
+                "there": (self.decay is not None) != (positional == "decay"),
+                f"decay={self.decay} is no rate; give a finite number of nats per token, 0 or more": (
+                    self.decay is not None and not 0 <= self.decay < math.inf
+                ),
+                f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; give "
+                "mask='causal' or 'window'": positional == "decay" and self.mask in ("full", "prefix"),
             }
-        reasons["readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'"] = (
-            self.readout == "distance" and self.head == "mlp"
         )
-        for name, value in (("window", self.window), ("prefix", self.prefix)):
-            given = "none is given" if value is None else f"{name}={value} is given"
-            alone = f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there"
-            fits = f"{name}={value} does not fit {self.length} positions; give from 1 to {self.length}"
-            reasons |= {alone: (value is not None) != (self.mask == name)}
-            reasons |= {fits: value is not None and not 1 <= value <= self.length}
-        decays = self.positional == "decay"
-        reasons |= {
-            f"positional is '{self.positional}' and decay is {self.decay}; give decay=M with positional='decay', "
-            "and only there": (self.decay is not None) != decays,
-            f"decay={self.decay} is no rate; give a finite number of nats per token, 0 or more": (
-                self.decay is not None and not 0 <= self.decay < math.inf
-            ),
-            f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; "
-            "give mask='causal' or 'window'": decays and self.mask in ("full", "prefix"),
-        }
-        refuse(reasons)
+        for name in ("window", "prefix"):
+            size = getattr(self, name)
+            if (size is not None) != (self.mask == name):
+                given = "none is given" if size is None else f"{name}={size} is given"
+                raise InputError(f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there")
+            if size is not None and not 1 <= size <= self.length:
+                raise InputError(f"{name}={size} does not fit {self.length} positions; give from 1 to {self.length}")
 
     @property
     def head_dim(self) -> int:
@@ -162,9 +160,8 @@ class Architecture:
         return replace(self, mask="causal", positional=positional, residual=True, **plain)
 
     def described(self) -> dict[str, object]:
-        """All fields, as they enter provenance and the fingerprints of checkpoints; later ones only where they are used."""
-        usual = {field.name: field.default for field in fields(self) if field.name in LATER}
-        return {name: value for name, value in asdict(self).items() if name not in usual or value != usual[name]}
+        """All fields, as they enter provenance and the fingerprints of checkpoints."""
+        return asdict(self)
 
 
 def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:

@@ -91,9 +91,8 @@ class Run:
             raise InputError(f"outputs={model.outputs} are too few for {task.outputs} answers; give {task.outputs}")
 
     def described(self) -> dict[str, Any]:
-        """All fields, those of architecture and task among them, which agree where their names do; `by_share` if it acts."""
-        left = ("architecture", "task", *(() if self.by_share else ("by_share",)))
-        own = {name: value for name, value in vars(self).items() if name not in left}
+        """All fields, those of architecture and task among them, which agree where their names do."""
+        own = {name: value for name, value in vars(self).items() if name not in ("architecture", "task")}
         return own | self.architecture.described() | self.task.described()
 
 
