@@ -18,7 +18,7 @@ from torch import Tensor
 import probes
 from probes.measures.consequences import consequences
 from probes.models.ablate import HOTTEST, ablated, parse_heads, reweighed
-from probes.models.behind import Continues
+from probes.models.behind import continues
 from probes.models.intervene import Intervention, intervention
 from probes.models.swap import swapped
 from probes.models.view import Edit
@@ -213,7 +213,7 @@ def test_derivatives_pass_through_a_change(change):
 @pytest.mark.parametrize("change", [*CHANGES, "embedding"])
 def test_what_follows_a_context_is_changed_as_in_a_plain_pass(name, change):
     model = swapped(doubled(name), "zero") if change == "embedding" else CHANGES[change](doubled(name))
-    assert isinstance(model, Continues)
+    assert continues(model)
     ahead = model.behind(model.embed(TOKENS[:1, :7]))
     n = TOKENS.shape[1] - 7
     found = ahead(TOKENS[:1, 7:], torch.arange(n)[None], torch.ones(n, n, dtype=torch.bool).tril()[None])
@@ -222,7 +222,7 @@ def test_what_follows_a_context_is_changed_as_in_a_plain_pass(name, change):
 
 def test_a_bridge_continues_no_context():
     for change in ("zero", "without 0"):
-        assert not isinstance(CHANGES[change](doubled("llama", "transformer_lens")), Continues)
+        assert not continues(CHANGES[change](doubled("llama", "transformer_lens")))
 
 
 @pytest.mark.parametrize("change", CHANGES)

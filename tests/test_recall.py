@@ -21,7 +21,7 @@ from probes.errors import InputError
 from probes.measures.mechanism_numbers import couples
 from probes.measures.recall_numbers import PLACES, carries_over, repeats, shape
 from probes.measures.retrieval import Asked, asked_depths, ladder, one_by_one, retrieval, scores
-from probes.models.behind import Continues
+from probes.models.behind import continues
 from probes.models.view import View
 from probes.studies.retrieval import retrieval as study
 
@@ -49,7 +49,7 @@ def tiny(name: str = "tiny-llama") -> View:
 def test_a_tree_behind_a_context_is_what_plain_passes_give(family):
     """Rotations, learned positions, windows and soft-caps; two branches behind one beginning, another row beside it."""
     view = probes.load(families.model(family).double())
-    assert isinstance(view, Continues)
+    assert continues(view)
     generator = torch.Generator().manual_seed(0)
     context = torch.randint(view.spec.vocabulary, (20,), generator=generator)
     rows = torch.randint(view.spec.vocabulary, (3, 4), generator=generator)

@@ -47,7 +47,7 @@ from torch import Tensor
 from ..data.prompts import FirstToken, prompts
 from ..data.recall import Couple
 from ..errors import InputError
-from ..models.behind import Asked, Continues, Row
+from ..models.behind import Asked, Row, continues
 from ..models.checks import not_finite
 from ..models.initialization import Rule
 from ..models.view import Edit, View
@@ -121,8 +121,8 @@ class Differentiable:
         self.model, self.context, self.edits = model, list(context), edits
         self.x = model.embed(torch.tensor([self.context])).detach().requires_grad_()
         self.unit = float(double(self.x.detach()[0, 1:]).pow(2).mean().sqrt())
-        self.continues = isinstance(model, Continues)
-        self._run = model.behind(self.x, edits=edits) if isinstance(model, Continues) else None
+        self.continues = continues(model)
+        self._run = model.behind(self.x, edits=edits) if continues(model) else None
 
     def streams(self, row: Row) -> Float[Tensor, "token d"]:
         """The stream after the last block at the row's tokens."""

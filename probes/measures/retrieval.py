@@ -37,7 +37,7 @@ from torch import Tensor
 from ..data.prompts import FirstToken
 from ..data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
 from ..errors import InputError
-from ..models.behind import Asked, Continues, Row
+from ..models.behind import Asked, Row, continues
 from ..models.checks import not_finite
 from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule
@@ -365,7 +365,7 @@ def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> list[
 
     Views that cannot continue a context make a plain pass over the whole text for every answer.
     """
-    if not isinstance(model, Continues):
+    if not continues(model):
         return [one_by_one(model, context, one) for one in asked]
     run = model.behind(model.embed(torch.tensor([list(context)])))
     rows = [Row(one) for one in asked]

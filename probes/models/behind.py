@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypeGuard
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,9 +23,8 @@ from .view import Attention, Edit, View
 Continuation: TypeAlias = Callable[..., Float[Tensor, "row token d"]]
 
 
-@runtime_checkable
-class Continues(Protocol):
-    """A view that can run many continuations behind one context."""
+class Continues(View, Protocol):
+    """A view that can run many continuations behind one context; others have None there, or nothing (`continues`)."""
 
     def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """What runs tokens behind a context that block 0 reads; differentiable with respect to `embeddings`.
@@ -33,6 +32,11 @@ class Continues(Protocol):
         Edits act on the context and on what follows it; those of one position, which is the context's, on that alone.
         """
         ...
+
+
+def continues(model: View) -> TypeGuard[Continues]:
+    """Whether a view can continue a context."""
+    return getattr(model, "behind", None) is not None
 
 
 @dataclass(frozen=True)

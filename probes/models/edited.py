@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .behind import Continuation, Continues
+from .behind import Continuation, continues
 from .initialization import CONFIG, Rule
 from .view import Edit, Identity, Parts, Trace, View
 
@@ -62,8 +62,8 @@ class Edited:
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.watching, self.norm, self.unembed = model.watching, model.norm, model.unembed
         self.output_weights = model.output_weights
-        if isinstance(self.original, Continues):
-            self.behind = self._behind
+        if not continues(self.original):
+            self.behind = None  # type: ignore[assignment, method-assign]
 
     @cached_property
     def prepared(self) -> Any:
@@ -101,8 +101,9 @@ class Edited:
     ) -> Float[Tensor, "batch position d"]:
         return self.original.residual(embeddings, edits=[*self.edits(embeddings), *edits])
 
-    def _behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
-        assert isinstance(self.original, Continues)
+    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+        """As `Continues`."""
+        assert continues(self.original)
         return self.original.behind(embeddings, edits=[*self.edits(embeddings), *edits])
 
     @torch.no_grad()

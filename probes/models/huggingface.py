@@ -93,7 +93,6 @@ class HuggingFaceView(Watched):
     """
 
     backend = "transformers"
-    continues = True  # whether attention can read keys and values of a pass before
 
     def __init__(self, model: Any, **described: Any) -> None:
         self._described = Described(**described)
@@ -146,9 +145,8 @@ class HuggingFaceView(Watched):
         others = ((name, unknown(module)) for name, module in model.named_modules())
         self._unknown = next((f"{what} {name}" for name, what in others if what is not None), None)
         self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
-        turned = follow_length(model)
-        if self.continues and not turned:  # else keys of a context turn with the whole text, which nobody knows yet
-            self.behind = self._behind
+        if follow_length(model):  # keys of a context turn with the whole text, which nobody knows yet
+            self.behind = None  # type: ignore[assignment, method-assign]
         parameter = next(model.parameters())
         self._split = split.is_split(model)
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
@@ -277,7 +275,7 @@ class HuggingFaceView(Watched):
         cos, sin = (part[0].to(stream) for part in pair)  # OLMo's are in float32
         return (torch.cat([cos] * 2, -1), torch.cat([sin] * 2, -1)) if self._family.planes else (cos, sin)
 
-    def _behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
         kept: dict[tuple[str, int], Tensor] = {}
 

@@ -50,7 +50,7 @@ class LensView(HuggingFaceView):
     """
 
     backend = "transformer_lens"
-    continues = False
+    behind = None  # type: ignore[assignment]  # a bridge's own attention does not read keys and values of before
 
     def __init__(self, bridge: TransformerBridge, *, tokenizer: Any | None = None, **described: Any) -> None:
         self._lens_tokenizer = tokenizer is None
