@@ -6,7 +6,6 @@ References are eager patterns of transformers and its own logits, of a model tha
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -62,7 +61,6 @@ KEPT: dict[str, Callable[[Any, Any], object]] = {
     "lock": lambda model, file: setattr(model, "lock", threading.Lock()),
     "file": lambda model, file: setattr(blocks(model)[0], "log", file),
     "generator": lambda model, file: setattr(blocks(model)[0].mlp, "drawn", (x for x in range(3))),
-    "weak": lambda model, file: setattr(model, "owner", weakref.ref(model)),
     "thread": lambda model, file: setattr(model, "local", {"own": [threading.local()]}),
 }
 
@@ -282,7 +280,6 @@ AROUND: dict[str, Callable[[Any], None]] = {
     "forward of a block": lambda model: put_around(blocks(model)[1]),
     "forward of attention": lambda model: put_around(blocks(model)[1].self_attn),
     "one feed-forward in two blocks": lambda model: setattr(blocks(model)[1], "mlp", blocks(model)[0].mlp),
-    "one norm at two places": lambda model: setattr(model.model, "norm", blocks(model)[2].input_layernorm),
     "Sequential": lambda model: setattr(model.model, "layers", nn.Sequential(*blocks(model))),
 }
 
