@@ -90,6 +90,7 @@ def run(
     advance: Advance | None = None,
     remark: Remark = lambda line: None,
     marks: Mapping[str, Any] | None = None,
+    finish: Callable[[Measure, Results, Path], object] | None = None,
 ) -> Results:
     """Measure every model and write NAME.nc (NAME-MODEL.nc for each of several), NAME.md, and the chart as PNG and SVG.
 
@@ -103,6 +104,7 @@ def run(
         advance: hears (what is running, done, in all).
         remark: hears in one line what there is to say about prompts, resuming, and what a change of a model does.
         marks: further attributes of the results.
+        finish: writes the results instead.
 
     Returns:
         The results by model name.
@@ -129,7 +131,7 @@ def run(
             ds = one.described(measure.joined(parts)).assign_attrs(attributes(marks or {}))
             results[one.name] = changed(ds, model, one, remark) if isinstance(model, Edited) and len(one.tokens) else ds
         if processes.first():
-            write(measure, results, out)
+            (finish or write)(measure, results, out)
     return results
 
 

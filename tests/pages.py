@@ -18,7 +18,6 @@ from probes.measures.match_result import judged
 from probes.report.measuring import Source, Study, measure, studies
 from probes.results.dataset import attributes, load, made_with, save
 from probes.run.files import file_name
-from probes.studies.runner import write_results
 
 LENGTH, PROMPTS = 24, 4
 ROGUE = "<script>alert('x')</script>/ape & co"  # the name of a model, as somebody might call a folder
@@ -53,16 +52,6 @@ def renamed(root: Path, old: str, new: str) -> None:
         save(ds, file.with_name(f"{file.stem.removesuffix(old)}{file_name(new)}.nc"))
 
 
-def undraw(patch: pytest.MonkeyPatch) -> None:
-    """Studies within a report do not draw: it is into a folder that goes away, and the report draws for itself."""
-
-    def write(results: Any, out: Path, name: str, figure: Any) -> None:
-        write_results(results, out, name, lambda results, path: None)
-
-    for place in ("study", "survey"):
-        patch.setattr(f"probes.studies.{place}.write_results", write)
-
-
 def shared(factory: pytest.TempPathFactory) -> Path:
     """A folder with `models` and their report, `whole`, made once for all processes of a run of the tests; only read."""
     base = factory.getbasetemp()
@@ -76,18 +65,14 @@ def shared(factory: pytest.TempPathFactory) -> Path:
 
 
 def whole(models: Path, root: Path) -> Path:
-    """Results of every kind: "ape" measured, and again under a bad name; two steps, a map, toys beside "ape" and alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        undraw(patch)
-        measure([str(models / "ape")], root, count=PROMPTS, length=LENGTH, source=source(models), chosen=small())
+    """Results of every kind: "ape" measured, and again under a bad name; two steps, a map, toys beside "ape"."""
+    measure([str(models / "ape")], root, count=PROMPTS, length=LENGTH, source=source(models), chosen=small())
     renamed(root, "ape", ROGUE)
     for step, name in (("ape@step0", "sinks-ape@step0.nc"), ("ape", "sinks-ape.nc")):
         ds = load(root / "sinks" / "sinks-ape.nc")
         ds["alpha"] = ds["alpha"] * (1 if step == "ape" else 0.5)
         save(ds, root / "steps" / name)
     save(atlas(), root / "theory" / "map.nc")
-    save(retrieval(), root / "toy" / "retrieval.nc")
-    save(position_bias(), root / "toy" / "position-bias.nc")
     save(match(), root / "match" / "match.nc")
     return root
 
@@ -111,29 +96,8 @@ def atlas() -> xr.Dataset:
         "label": ["weak", "middling", "strong", "Some-7B", "a window"],
     }
     coords = {name: ("place", values) for name, values in of_places.items()}
-    variables = {name: (("place", "position"), curves) for name in names}
+    variables = {name: (("place", "position"), curves * (1 if name == "measured" else 1.1)) for name in names}
     return xr.Dataset(variables, coords=coords, attrs=made(measurement="map", seeds=2, products=64, factor=2.0))
-
-
-def retrieval() -> xr.Dataset:
-    """Losses [layers, width, residual, feed_forward, seed, target]; the reader of nothing has ln 10."""
-    random = np.random.default_rng(0)
-    dims = ("layers", "width", "residual", "feed_forward", "seed", "target")
-    loss = random.uniform(0, 2, (2, 2, 2, 2, 3, 4))
-    loss[1, 1] = np.nan  # a part of the experiment that was not run
-    coords = {"layers": [1, 2], "width": [2, 10], "residual": [0, 1], "feed_forward": [0, 1], "target": range(4)}
-    ds = xr.Dataset({"loss": (dims, loss)}, coords={**coords, "seed": range(3), "reader": ["nothing"]})
-    ds["limit"] = ("reader", "target"), np.full((1, 4), np.log(10))
-    return ds.assign_attrs(made(experiment="retrieval"))
-
-
-def position_bias() -> xr.Dataset:
-    """Gaps [depth, positional, training, seed, pair]."""
-    dims = ("depth", "positional", "training", "seed", "pair")
-    gap = np.random.default_rng(1).normal(0, 0.1, (2, 2, 2, 3, 3))
-    coords = {"depth": [2, 4], "positional": ["none", "rope"], "training": ["unbiased", "last"], "seed": range(3)}
-    coords |= {"pair": ["first-middle", "first-last", "middle-last"]}
-    return xr.Dataset({"gap": (dims, gap)}, coords=coords, attrs=made(experiment="position-bias"))
 
 
 def held(claim: Claim) -> bool | None:

@@ -242,7 +242,7 @@ def test_figures_are_saved_as_png_and_svg_or_not_at_all(tmp_path):
         save(figure, tmp_path / "file" / "figure")
 
 
-def test_a_figure_in_a_page_is_small_takes_the_pages_colours_and_shares_no_id():
+def test_a_figure_in_a_page_is_small_takes_the_pages_colours_and_shares_no_id(tmp_path):
     draw = partial(charts.heat, values=np.eye(4), label="weight")
 
     def figure(name: str) -> Figure:
@@ -269,4 +269,8 @@ def test_a_figure_in_a_page_is_small_takes_the_pages_colours_and_shares_no_id():
     assert not ids & others
     assert set(re.findall(r'(?:href="|url\()#([^")]*)', first)) == ids
     assert not re.search(r'(?:href="|url\()(?!#|data:)', first)
-    assert str(figure("ape").get_supxlabel())  # the caller's figure keeps its caption
+    saved = save(figure("ape"), tmp_path / "figure")[1].read_text(encoding="utf-8")
+    assert charts.inline(saved) == first
+    assert "the caption stands beside it" in saved
+    left_out = float(re.findall(r'viewBox="0 0 \S+ (\S+)"', saved)[0]) - float(root.attrib["viewBox"].split()[3])
+    assert left_out == charts.figures.LINE, "the caption's one line"

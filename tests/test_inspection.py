@@ -16,10 +16,10 @@ import xarray as xr
 import probes
 from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.figures.inspection import inspection_page
 from probes.measures.inspect import BASELINES, WINDOWS, Readout, divided, readout
 from probes.measures.jacobian import jacobian
 from probes.measures.reading import parse_prompt
+from probes.report.inspection import inspection_page
 from probes.results.curves import rms_log_error
 from probes.results.ushape import parts_of
 from probes.theory.kernel import second_moment

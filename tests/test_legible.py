@@ -48,8 +48,6 @@ def results(folder: str, names: Sequence[str]) -> dict[str, xr.Dataset]:
 
 
 def drawn(figure: str, names: Sequence[str]) -> Figure:
-    if figure == "overview":
-        return figures.overview_figure(*(results(one, names) for one in ("jacobian", "leakage", "bos-swap")))
     if figure == "overlay":
         return figures.jacobian_figure(results("jacobian", names), overlay=True)
     if figure == "match":
@@ -58,14 +56,14 @@ def drawn(figure: str, names: Sequence[str]) -> Figure:
     return draw(results(folder, names))
 
 
-@pytest.mark.parametrize("figure", [*DRAWN, "overview", "overlay", "match"])
+@pytest.mark.parametrize("figure", [*DRAWN, "overlay", "match"])
 def test_texts_at_two_long_names(figure):
     assert faults(drawn(figure, LONG)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("ape",), (*LONG, "amodelwhosenameisonewordof36letterss", "ape", "bee")])
-@pytest.mark.parametrize("figure", [*DRAWN, "overview", "overlay", "match"])
+@pytest.mark.parametrize("figure", [*DRAWN, "overlay", "match"])
 def test_texts_at_other_names(figure, names):
     assert faults(drawn(figure, names)) == []
 

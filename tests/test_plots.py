@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
-from drawn import bos_result, drawn, ends_of, leakage_result, legends_of, result, several, text_of
+from drawn import drawn, ends_of, leakage_result, legends_of, result, text_of
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -23,16 +23,14 @@ from probes.figures import (
     DECADES,
     VERMILLION,
     jacobian_figure,
-    overview_figure,
     save_figure,
     theory_figure,
 )
 from probes.figures.draw import draw
-from probes.figures.overview import MOST, ROWS
-from probes.figures.palette import ORANGE, Style
+from probes.figures.palette import Style
 from probes.figures.series import Curve
 from probes.figures.style import LARGEST, STYLE, coinciding, legend_columns, numeral, thinned
-from probes.results.curves import band, rms_profiles, smooth_between
+from probes.results.curves import band, rms_profiles
 from probes.results.dataset import combine
 from probes.results.profiles import profiles
 
@@ -170,7 +168,6 @@ def test_nothing_to_draw_is_refused(combined, tmp_path):
         (lambda: jacobian_figure({"silent": silent}), "'silent' has no sensitivity above zero"),
         (lambda: jacobian_figure(other), "has no sensitivity above zero"),
         (lambda: theory_figure(combined), "no theories in the results to draw"),
-        (lambda: overview_figure({}, {}, {}), "no results of jacobian to draw"),
         (lambda: jacobian_figure(result("pretrained", 0), path=tmp_path / "file" / "figure"), "cannot write"),
     ):
         with pytest.raises(InputError, match=says):
@@ -276,61 +273,3 @@ def leakage() -> xr.Dataset:
     for end, by in (("", 0), ("_low", -0.03), ("_high", 0.03)):
         made[f"log_source_of_model{end}"] = ("source", "band"), values + by
     return made
-
-
-def panels_of(figure: Figure, names: int) -> tuple[list[Axes], list[Axes]]:
-    """(the upper row, the lower row)."""
-    shown = [axes for axes in figure.axes if axes.axison]
-    return shown[:names], shown[names:]
-
-
-def marks(cell: Axes) -> dict[float, tuple[float, str, str]]:
-    """Height, colour and filling of the marks of a lower panel, by place."""
-    dots = [line for line in cell.lines if line.get_marker() == "o"]
-    looks = [(to_hex(line.get_color()), to_hex(line.get_markerfacecolor())) for line in dots]
-    at = [np.asarray(line.get_xydata(), dtype=float)[0].tolist() for line in dots]
-    return {x: (y, *look) for (x, y), look in zip(at, looks, strict=True)}
-
-
-def test_overview_has_the_profiles_and_where_there_is_one_the_prediction(combined, told):
-    for ds in (combined, told):
-        (above,), _ = panels_of(overview_figure({"ape": ds}, {}, {}), 1)
-        found = profiles(ds)
-        lines = {line.get_color(): np.asarray(line.get_ydata()) for line in above.lines if len(line.get_xdata()) > 2}  # pyright: ignore
-        np.testing.assert_allclose(lines[BLUE], band([run.mean for run in found["init"]]).centre)
-        np.testing.assert_allclose(lines[VERMILLION], smooth_between(found["pretrained"][0].mean))
-        assert above.get_yscale() == "log"
-        predicted = band([run.mean for run in profiles(told, "theory_score_path")["init"]]).centre
-        drawn_so = [np.allclose(line, predicted) for line in lines_of(above, BLACK, dashed=True) if len(line) > 2]
-        assert any(drawn_so) == (ds is told)
-
-
-def test_sources_and_swap_are_those_of_the_results(combined, leakage):
-    for swap in (bos_result(), several("mean", 17)):
-        first = bos_result()
-        _, (below,) = panels_of(overview_figure({"ape": combined}, {"ape": leakage}, {"ape": swap}), 1)
-        found = marks(below)
-        total = float(leakage["log_form_of_model"].sel(part="total", band="9-31"))
-        ends = [float(first[f"residual_{when}_of_model"][0]) for when in ("before", "after")]
-        heights = [SOURCES["mask"], SOURCES["residual"], total, *ends]
-        assert [found[place][0] for place in range(len(ROWS))] == pytest.approx(heights)
-        assert [found[place][1] for place in range(len(ROWS))] == [color.lower() for _, _, color, _ in ROWS]
-        assert found[3][2] == ORANGE.lower()
-        assert found[4][2] == "#ffffff"
-
-
-def test_overview_says_what_was_not_measured_and_what_is_left_out(combined, leakage, tmp_path):
-    figure = overview_figure({"ape": combined, "bee": combined}, {"ape": leakage}, {}, path=tmp_path / "overview.png")
-    _, (ape, bee) = panels_of(figure, 2)
-    assert (set(marks(ape)), marks(bee)) == ({0, 1, 2}, {})
-    assert [[text.get_text() for text in cell.texts] for cell in (ape, bee)] == [[], ["not measured"]]
-    assert all(0 < (tmp_path / f"overview.{end}").stat().st_size < LARGEST for end in ("png", "svg"))
-    many = {f"model {n}": combined for n in range(MOST + 2)}
-    figure = overview_figure(many, dict.fromkeys(many, leakage), {"model 0": several(17, "mean")})
-    measured = ("above: T = 64, 4 prompts", "queries 9-31, T = 64, 4 prompts", "swapped for: 17")
-    assert all(part in text_of(figure) for part in (*measured, f"the first {MOST} of {MOST + 2} models"))
-    assert sum(axes.get_title() != "" for axes in figure.axes) == MOST
-    cut = combine([result("pretrained", 0, zeros=20), result("init", 0, zeros=20)])  # behind a window
-    (above,), _ = panels_of(overview_figure({"ape": cut}, {}, {}), 1)
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in above.lines])
-    assert np.all(np.isnan(values) | (values > 0))

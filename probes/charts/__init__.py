@@ -13,6 +13,7 @@ heads), `dots` (with intervals, by category), `stacks` (bars of parts) and `pict
 from __future__ import annotations
 
 from .figures import Panel as Panel
+from .figures import inline as inline
 from .figures import panels as panels
 from .figures import save as save
 from .figures import sheet as sheet

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from ..run.files import atomic
 from .style import CYCLE, DPI, FAINT, GREY, INK, NAME, STYLE, TEXT, TITLE, WIDTH, blank, wrapped
 
 MOST_PANELS = 4
-FONTS = "'DejaVu Sans', Verdana, sans-serif"  # of SVG on the page; the second is about as wide as the first
+NO_DATE: Any = {"Date": None}  # the same figure gives the same file
+LINE = 10.0  # points of a caption's line, which a page leaves away
+LOOK = 'font-family="\'DejaVu Sans\', Verdana, sans-serif" stroke-linejoin="round"'  # Verdana is about as wide
 
 
 @dataclass(frozen=True)
@@ -118,53 +121,63 @@ def sheet(
 def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
     """Save as PNG and SVG next to each other; whatever suffix `path` has is replaced. Returns both paths.
 
+    Text in the SVG is text, which readers can search and edit.
+
     Raises:
         InputError: the folder cannot be written to.
     """
     path = Path(path)
     base = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     saved = base.with_name(f"{base.name}.png"), base.with_name(f"{base.name}.svg")
-    with matplotlib.rc_context(STYLE):
-        options: Any = ({"dpi": DPI}, {"metadata": {"Date": None}})
-        for file, more in zip(saved, options, strict=True):
-            with atomic(file) as temporary:
-                figure.savefig(temporary, format=file.suffix[1:], **more)
+    with _settled(figure), atomic(saved[0]) as picture, atomic(saved[1]) as drawing:
+        figure.savefig(picture, format="png", dpi=DPI)
+        figure.savefig(drawing, format="svg", metadata=NO_DATE)
     return saved
 
 
 def svg(figure: Figure) -> str:
-    """The figure without its caption as SVG for a page: text is text, and colours are the page's where it has others.
-
-    Ink becomes `currentColor`, every other colour of this module `var(--c-0072b2, #0072b2)`. Ids are numbered, and begin
-    with a hash of the picture, so that several pictures of one page do not meet. The same figure gives the same text.
-    """
-    caption = figure._supxlabel  # pyright: ignore[reportAttributeAccessIssue]  # matplotlib has no getter of the artist
+    """The figure as SVG in a page, see `inline`."""
     file = io.StringIO()
-    if caption is not None:
-        caption.set_visible(False)
-        caption.set_in_layout(False)
+    with _settled(figure):
+        figure.savefig(file, format="svg", metadata=NO_DATE)
+    return inline(file.getvalue())
+
+
+@contextmanager
+def _settled(figure: Figure) -> Iterator[None]:
+    """Within it the layout is made once, and not again by every file that is written."""
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
-        figure.savefig(
-            file, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        )
-    if caption is not None:
-        caption.set_visible(True)
-        caption.set_in_layout(True)
-    return _inline(file.getvalue())
+        figure.draw_without_rendering()
+        engine = figure.get_layout_engine()
+        figure.set_layout_engine("none")
+        try:
+            yield
+        finally:
+            figure.set_layout_engine(engine)
 
 
-def _inline(text: str) -> str:
-    """matplotlib's SVG as an element of a page."""
+def inline(text: str) -> str:
+    """A saved SVG as an element of a page: small, without its caption, and in the page's colours where it has others.
+
+    Ink becomes `currentColor`, every other colour of this package `var(--c-0072b2, #0072b2)`. Ids are numbered, and begin
+    with a hash of the picture, so that several pictures of one page do not meet. The same text gives the same element.
+    """
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|\n\s*", "\n", text[text.index("<svg") :], flags=re.S)
     text = re.sub(r"\n+", "\n", text.replace("xlink:href", "href"))
-    text = re.sub(
-        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r'<svg xmlns="http://www.w3.org/2000/svg" \1 role="img">', text
-    )
+    width, height = (float(size) for size in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)[0])
+    for paper in (rf'<g id="patch_1">\n<path d="M 0 {height:g}.*?</g>\n', r'<g id="caption">.*?</g>\n'):
+        cut = re.search(paper, text, flags=re.S)
+        if cut is not None:
+            height -= LINE * cut[0].count("<text")
+            text = text.replace(cut[0], "", 1)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" {LOOK}>'
+    text = re.sub(r"<svg [^>]*>|<defs>\s*<style.*?</defs>\n| font-family: [^;\"]*;", "", text, flags=re.S)
+    text = head + text
     text = re.sub(r'(?<=[\s"(,-])(-?\d*\.\d\d)\d+', r"\1", text)
     used = {name: str(n) for n, name in enumerate(dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]*)', text)))}
     text = re.sub(r' id="([^"]*)"', lambda at: f' id="ID-{used[at[1]]}"' if at[1] in used else "", text)
     text = re.sub(r'(href="|url\()#([^")]*)', lambda at: f"{at[1]}#ID-{used[at[2]]}", text)
-    text = re.sub(r"font: ([\d.]+px) [^;\"]*", rf"font: \1 {FONTS}", text).replace(INK, "currentColor")
+    text = text.replace(INK, "currentColor")
     for color in (*CYCLE[:-1], GREY, FAINT):
         text = text.replace(color, f"var(--c-{color[1:]}, {color})")
     return text.replace("ID-", f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-")

@@ -192,7 +192,7 @@ def blank(size: tuple[float, float], caption: str = "") -> Figure:
     """A figure without panels, of so many inches across and down, with a caption of at most two lines below them."""
     with matplotlib.rc_context(STYLE):
         text = wrapped(caption, size[0] - 0.2, SMALL)
-        figure = Figure((size[0], size[1] + 0.16 * (text.count("\n") + 1)), layout=_Layout(w_pad=0.06, h_pad=0.06))
+        figure = Figure((size[0], size[1] + 0.16 * (text.count("\n") + 1)), layout=_Layout(w_pad=0.1, h_pad=0.06))
         if text:
-            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL, color=GREY)
+            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL, color=GREY).set_gid("caption")
     return figure

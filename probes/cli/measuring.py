@@ -370,8 +370,8 @@ def inspect(
       headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes
       headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact
     """
-    from ..figures.inspection import print_inspection, write_page
     from ..measures.reading import parse_prompt
+    from ..report.inspection import print_inspection, write_page
     from ..results.dataset import save
     from ..run.files import require_writable
     from ..studies.reading import read as study

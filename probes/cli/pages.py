@@ -15,6 +15,8 @@ from .command import command
 from .console import given, print_report, print_table, print_written, progress, remark
 from .options import Initialization, Running, Source
 
+TOYS = "What do small transformers that are trained here do, in which one ingredient can be changed at a time?"
+
 
 @command(without=("prompts", "device_map", "max_memory", "offload_folder", "ablate", "ablate_how"))
 def report(
@@ -34,10 +36,10 @@ def report(
     source: Source,
     running: Running,
 ) -> None:
-    """Measure models by every study and write one page: answer, claims, interactive charts, methods, provenance.
+    """Measure models by every study and write one page: answers, charts, tables, statements, provenance.
 
     Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. The
-    shortest studies come first, and the page is written after each. Results that were made with the same options are kept;
+    shortest studies come first. Results that were made with the same options are kept;
     if interrupted, the same command resumes. Without models it makes the page from all results under --out, including those
     of other commands (map, match, toy), and writes the tables and verdicts of toys again.
 
@@ -49,39 +51,31 @@ def report(
     """
     from ..report import measuring
 
-    refused: list[str] = []
+    names, refused = [], []
     if quick and not models:
         raise InputError(
             "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
         )
     if models:
-        given_to = source.values() | running.values()
-        chosen = {name: value for name, value in given_to.items() if name not in ("prompts", "length")}
-
-        def so_far(refused: Sequence[str]) -> None:
-            _, written = _page(out, refused)
-            remark(f"wrote {written[0]} with what is measured so far")
-
+        values = source.values() | running.values()
+        chosen = {name: value for name, value in values.items() if name not in ("prompts", "length")}
         read = measuring.Source(**chosen, initialization=initialization)
         how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
         with progress(alike=False) as advance:
-            how |= {"advance": advance, "told": remark, "between": so_far}
-            refused = measuring.measure(models, out, source=read, **how)
-    lines, written = _page(out, refused)
-    print("\n".join(lines))
-    print_written(written)
+            names, refused = measuring.measure(models, out, source=read, advance=advance, told=remark, **how)
+    for line in _page(out, names, refused):
+        print(line)
 
 
-def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """Write the page of all results under a folder; return its sentences, and the files, the page first."""
-    from toy.experiments.experiment import EXPERIMENTS, claims_of, report_of
+def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
+    """Write the page of all results under a folder, those of the models named first; what to print of it."""
+    from toy.experiments.experiment import EXPERIMENTS, claims_of, experiment, report_of
 
-    from ..claims.claim import beside, claims_table, headline, merged
+    from ..charts import svg
+    from ..claims.claim import beside, claims_table, counted, merged
     from ..claims.sources import claims
-    from ..figures.overview import overview_figure
-    from ..report import build
-    from ..report.answer import leading, sentences
-    from ..report.cards import quick_remarks
+    from ..report import Section, page_of, write
+    from ..report.models import quick_remarks
     from ..results.folder import collect
     from ..results.tables import write_report
     from ..run.files import together
@@ -96,24 +90,29 @@ def _page(out: Path, refused: Sequence[str]) -> tuple[list[str], list[Path]]:
     found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
     found, kept = beside(found, out / "claims.md")
     if kept:
-        told = f"kept {len(kept)} rows of {out / 'claims.md'} for which more was measured than is in {out}"
-        remark(f"{told} (remove the file to judge by that alone): {', '.join(kept)}")
-    written = [out / "index.html", out / "claims.md"]
-    picture = None
-    said = sentences(collected, found)
+        line = f"kept {len(kept)} rows of {out / 'claims.md'} for which more was measured than is in {out}"
+        remark(f"{line} (remove the file to judge by that alone): {', '.join(kept)}")
     with together():
         table = claims_table(found)
         write_report(replace(table, lines=[*quick_remarks(collected), *table.lines]), out / "claims.md")
+        more = []
         for name, ds, file in toys:  # verdicts by the same rules as the ledger's, under the command that trained
-            write_report(report_of(name, ds), file.with_suffix(".md"), str(ds.attrs.get("command", "")))
-            written.append(file.with_suffix(".md"))
-        if collected["jacobian"]:
-            picture = out / "overview.png"
-            shown = (leading(collected[kind]) for kind in ("jacobian", "leakage", "bos-swap"))
-            overview_figure(*shown, path=picture)
-            written += [picture, picture.with_suffix(".svg")]
-        build(collected, found, out, command=given(), picture=picture, sentences=said, remarks=refused)
-    return [*said, *headline(found)], written
+            report, charts = report_of(name, ds), getattr(experiment(name), "charts", lambda ds: {})
+            write_report(report, file.with_suffix(".md"), str(ds.attrs.get("command", "")))
+            drawn, place = "".join(map(svg, charts(ds).values())), f"{file.parent.name}-{name}".replace("toy-", "")
+            title = f"Toys: {place.replace('-', ' ')}"
+            more.append(Section(f"toy-{place}", title, TOYS, (), drawn, tables=report.tables, notes=[report.described]))
+        page = page_of(collected, found, first=names, command=given(), remarks=refused, files=bool(names), more=more)
+        written = write(page, out)
+    written = [written, out / "claims.md", *([out / "overview.png", out / "overview.svg"] if page.picture else [])]
+    kinds = [kind for kind in collected if page.model in collected[kind]]
+    return [
+        f"{page.model or out}: {', '.join(kinds or collected)}",
+        *page.remarks,
+        *page.sentences,
+        f"{len(found)} statements of others and of ours: {counted(found)}",
+        f"wrote {', '.join(map(str, written))}",
+    ]
 
 
 @command()

@@ -1,8 +1,7 @@
 """Figures, each declared by one function from results alone; nothing here measures.
 
-`series` computes the curves of results, `palette` has their colours and lines, `draw` draws them with matplotlib; the
-report's page draws the same curves with plotly. Figures are matplotlib `Figure` objects with no pyplot state behind them,
-saved as PNG and SVG.
+`series` computes the curves of results, `palette` has their colours and lines, `draw` draws them with matplotlib. Figures
+are matplotlib `Figure` objects with no pyplot state behind them, saved as PNG and SVG.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from .jacobian import jacobian_figure as jacobian_figure
 from .leakage import leakage_figure as leakage_figure
 from .map import map_figure as map_figure
 from .match import match_figure as match_figure
-from .overview import overview_figure as overview_figure
 from .palette import BLACK as BLACK
 from .palette import BLUE as BLUE
 from .palette import CONDITIONS as CONDITIONS

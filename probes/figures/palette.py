@@ -121,14 +121,6 @@ TOYS = {
     "retrieval": Style("retrieval toy", GREEN, DASHED, 7, "dash"),
     "in-context": Style("in-context toy", PURPLE, DOTTED, 7, "dash"),
 }
-# The report's first picture, along the axis of its lower row: name, tick, colour, whether it is filled.
-OVERVIEW = (
-    ("mask, constant sink", "mask", BLUE, True),
-    ("residual stream", "stream", VERMILLION, True),
-    ("together", "both", BLACK, True),
-    ("residual alone", "alone", ORANGE, True),
-    ("... position 0 swapped", "swapped", ORANGE, False),
-)
 
 
 def condition_style(condition: str) -> Style:

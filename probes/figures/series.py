@@ -21,14 +21,12 @@ from .palette import (
     BEFORE,
     DECODED,
     DEPTH_COLORS,
-    FIRSTS,
     MECHANISM,
     MODEL,
     NAMED_COLOR,
     NULLS,
     OTHERS_COLOR,
     PARTS,
-    PLACES,
     PURPLE,
     RECALL,
     SOURCES,
@@ -36,7 +34,6 @@ from .palette import (
     THEORIES,
     TOTAL_COLOR,
     TOYS,
-    WITH_BOS,
     Style,
     condition_style,
     replacement_colors,
@@ -120,14 +117,6 @@ def profiles_with(ds: xr.Dataset, theories: Iterable[str] = (), by: Profiles = p
     return found
 
 
-def at_height(curve: Curve, measured: Curve) -> Curve | None:
-    """A curve of free scale at the height of a measured one; None where they share no position above zero."""
-    seen = (curve.y > 0) & (measured.y > 0)
-    if not np.any(seen):
-        return None
-    return replace(curve, y=curve.y * np.exp(np.mean(np.log(measured.y[seen] / curve.y[seen]))))
-
-
 # ----------------------------------------------------------------------------------------------------------------- map
 
 
@@ -169,29 +158,6 @@ def key_curves(ds: xr.Dataset) -> dict[str, Curve]:
 # ---------------------------------------------------------------------------------------------------------- trajectory
 
 
-def norm_curves(ds: xr.Dataset) -> list[Curve]:
-    """Norms of the residual stream by layer for every kind of first token, at position 0 and elsewhere."""
-    found = []
-    for first in map(str, ds["first"].values):
-        here = FIRSTS.get(first, FIRSTS["id"]._replace(label=first))
-        there = here._replace(label=f"{here.label.removesuffix(' at position 0')}, elsewhere", line="--", dash="dash")
-        for name, style, where in (("norm_first", here, "position 0"), ("norm_others", there, "others")):
-            values, of = ds[name].sel(first=first).values, {"first": first, "where": where}
-            found.append(Curve(ds["layer"].values, values, style, label=style.label, of=of, width=_beneath(ds, first)))
-    return found
-
-
-def top_curves(ds: xr.Dataset) -> list[Curve]:
-    """The largest dimensions at position 0 against the median magnitude, the first of them in full."""
-    found = []
-    for first in map(str, ds["first"].values):
-        width, style = _beneath(ds, first), FIRSTS[first]
-        largest, *others = ds["top_ratio"].sel(first=first).values.T
-        found.append(Curve(ds["layer"].values, largest, style, width=width, label=style.label))
-        found += [Curve(ds["layer"].values, values, style, width=width / 2, alpha=0.55) for values in others]
-    return found
-
-
 def recall_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
     """Means over contexts by the depth of the pair, with intervals over couples of contexts."""
     unit, found = mechanism_numbers.couples(ds), []
@@ -222,23 +188,6 @@ def decoded_curves(ds: xr.Dataset) -> list[Curve]:
     found = []
     for name, style in DECODED.items():
         found.append(Curve(ds["layer"].values, ds[name].values, style, *ends(ds, name), label=style.label, marked=2.5))
-    return found
-
-
-def _beneath(ds: xr.Dataset, first: str) -> float:
-    """Curves with BOS lie below those without, wide enough to be seen where the two coincide."""
-    return 1.3 if first == "text" or ds.sizes["first"] == 1 else 2.6
-
-
-def cosine_curves(ds: xr.Dataset) -> list[Curve]:
-    """How alike residual streams of different first tokens are: mean over pairs, 5 and 95 % quantiles; and with BOS's."""
-    x, found = ds["layer"].values, []
-    for place in map(str, ds["place"].values):
-        style, at = PLACES[place], ds.sel(place=place)
-        look: dict[str, Any] = {"label": style.label, "of": {"place": place}, "width": 1.4}
-        found.append(Curve(x, at["cosine"].values, style, *ends(at, "cosine"), **look))
-    if np.isfinite(ds["cosine_with_bos"].values).any():
-        found.append(Curve(x, ds["cosine_with_bos"].values, WITH_BOS, label=WITH_BOS.label, width=1.4))
     return found
 
 
@@ -371,12 +320,6 @@ def beside(ds: xr.Dataset, quantity: str) -> list[Curve]:
             y = y / positive(uniform.values[: len(y)])
         found.append(Curve(fractions(len(y)), y, style, label=style.label, of=of, width=1.2))
     return found
-
-
-def over_mean(curve: Curve, points: int) -> Curve:
-    """Over its geometric mean at `points` even fractions, those where it is zero left out: a toy's unit is its own."""
-    coarse = taken_at(curve.y, min(points, len(curve.y)))
-    return replace(curve, y=curve.y / np.exp(np.log(coarse[coarse > 0]).mean())) if np.any(coarse > 0) else curve
 
 
 def over_means(curves: Sequence[Curve], points: int) -> list[Curve]:

@@ -1,10 +1,67 @@
-"""The page: all results under a folder as one HTML file that opens from disk, with no network, on any screen.
+"""The page: all results under a folder as one HTML file, from their answers, charts, tables and the verdicts.
 
-`measuring` runs the studies of a report; `answer` has its first five sentences, `sections` decides what is said and shown
-below, `charts` draws from results alone, `formulas` holds the methods' mathematics, `cards` tells which models and results
-these are, `page` puts it together; templates, style and script stand in `templates`.
+`sections` gathers what is said of every measure, `models` which models and what made the results, `overview` draws the first
+picture, `page` writes the file with its template and style; `measuring` runs the measures of a report.
 """
 
 from __future__ import annotations
 
-from .page import build as build
+from collections import Counter
+from collections.abc import Sequence
+
+from ..charts import inline, save
+from ..claims.claim import Claim
+from ..results.folder import Collected
+from ..run.files import waiting
+from . import models, overview
+from .page import Page as Page
+from .page import Section as Section
+from .page import write as write
+from .sections import leading as leading
+from .sections import sections_of
+
+SENTENCES = 5  # on the first screen
+
+
+def page_of(
+    collected: Collected,
+    claims: Sequence[Claim],
+    *,
+    first: Sequence[str] = (),
+    command: str,
+    remarks: Sequence[str] = (),
+    files: bool = False,
+    more: Sequence[Section] = (),
+) -> Page:
+    """The page of all results; its picture is written beside it as overview.png and .svg.
+
+    Args:
+        collected: results by kind and name.
+        claims: the rows of the table of claims.
+        first: models whose results stand first; if not given, real language models do.
+        command: what made the page.
+        remarks: what a reader has to know of this report as a whole, a model that a measure refused above all.
+        files: figures and tables of the models that stand first are written beside their results, too.
+        more: sections behind those of the measures.
+    """
+    parts = [*sections_of(collected, first, files=files), *more]
+    picture = overview.chart(*(leading(collected[kind], first) for kind in ("jacobian", "leakage", "bos-swap")))
+    drawn = ""
+    if picture is not None:
+        drawn = inline(waiting(save(picture, collected.root / "overview")[1]).read_text(encoding="utf-8"))
+    answers = [answer.partition(": ") for part in parts for answer in part.answers]
+    names = Counter(name for name, _, _ in answers)
+    model = max(names, key=lambda name: names[name], default="")
+    sentences = [sentence[0].upper() + sentence[1:] for name, _, sentence in answers if name == model]
+    return Page(
+        model,
+        sentences[:SENTENCES],
+        drawn,
+        overview.CAPTION,
+        parts,
+        claims,
+        models.models(collected),
+        models.provenance(collected),
+        command,
+        [*models.quick_remarks(collected), *remarks],
+    )

@@ -1,8 +1,8 @@
-"""What `headwater report MODEL...` measures: every study on every model, by the functions that the single commands use.
+"""What `headwater report MODEL...` measures: a plain loop over models and studies, by the functions of the single commands.
 
-Results lie under the report's folder, `KIND/FILE-MODEL.nc`, where `headwater report` without models and `make report` look
-for them, too. A result that is there and was made with the same options, on the same weights and tokens and by the same
-version, is kept; what an interrupted report had begun is taken up. Models that came with earlier reports stay beside them.
+Results lie under the report's folder, `KIND/FILE-MODEL.nc`, where `headwater report` without models looks for them, too.
+A result that is there under the same key (options, weights, tokens, version) is kept; what an interrupted report had begun
+is taken up. Models that came with earlier reports stay beside them.
 
 The studies that take least come first. A quick report has studies that are shorter (`shortened`): its results say so by
 their attribute `quick`, it keeps the full ones that are there, and a full report measures again.
@@ -10,39 +10,37 @@ their attribute `quick`, it keeps the full ones that are there, and a full repor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import xarray as xr
+from typing import Any, Literal
 
 from ..data.prompts import draw as drawn
 from ..errors import InputError
+from ..loop import run
+from ..measure import measure as registered
+from ..measure import questions
 from ..measures.jacobian import PRODUCTS
-from ..measures.leakage import LAGS, usual_bands
-from ..measures.sinks import FIRST_KEYS
+from ..measures.leakage import LAGS
 from ..models.initialization import CONFIG, Rule, check_rule
-from ..models.load import born
 from ..models.view import View
-from ..results.dataset import QUICK, recorded, save, tokens_hash
+from ..options import Prompts
+from ..results.dataset import QUICK, save, tokens_hash
 from ..results.folder import Collected, collect
-from ..results.tables import write_report
 from ..results.ushape import SHORTEST
-from ..run.files import file_name, remove_cut_short, require_writable, write_table
+from ..run.files import file_name, remove_cut_short, require_writable
 from ..run.progress import Advance, Part, announce
-from ..studies.runner import HASH, Given, Results, Subject, Told, holding, subjects
-from ..studies.study import AGREEMENT_COLUMNS, FIGURES, Settings, agreement_cells, agreements, described, study
+from ..studies.runner import Given, Results, Subject, Told, holding, subjects
+from ..studies.study import Settings, study
 from ..studies.survey import PROBES, survey
-from .cards import pretrained_weights
-
-Between: TypeAlias = Callable[[Sequence[str]], object]
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
+KEY = "report_key"  # attribute of results: what they depend on
 FILES = ("index", "claims", "overview")  # of the page
 SWAPS = ("mean", "zero", "random")  # what is put at position 0
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
@@ -98,7 +96,7 @@ def studies(seed: int = 0) -> tuple[Study, ...]:
     swap = {"replacement": list(SWAPS), **lags, "profile_prompts": 4, "products": PRODUCTS}
     return (
         Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
-        Study("trajectory", "trajectory", 32, options={"starts": 64, "seed": seed}),
+        Study("trajectory", "trajectory", 32, options={"starts": 64}),
         Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
         Study("leakage", "leakage", 256, options=lags),
         Study("theory", "theory", 2, settings=theory),
@@ -119,11 +117,8 @@ def measure(
     chosen: Sequence[Study] | None = None,
     advance: Advance | None = None,
     told: Told | None = None,
-    between: Between | None = None,
-) -> list[str]:
-    """Measure every model by every study, as far as it was not done before; write results, figures and tables.
-
-    Studies that take least come first. Figures and tables are drawn after each.
+) -> tuple[list[str], list[str]]:
+    """Measure every model by every study, as far as it was not done before.
 
     Args:
         models: as `probes.load` takes them.
@@ -135,12 +130,10 @@ def measure(
         quick: measure less (`shortened`), unless there are full results.
         chosen: studies; all of them if not given.
         advance: hears (which study of which model is running, done, in all).
-        told: hears in one line each what is going to be measured, what was kept, taken up or refused, and how long each
-            study takes.
-        between: hears, with what was refused so far, of each study of the first model and of each further model as
-            soon as its figures are drawn, while there is more to measure.
+        told: hears in one line each what was kept or refused, and how long each study takes.
 
-    Returns: what studies refused to measure, a sentence each.
+    Returns:
+        The models' names, and what studies refused to measure, a sentence each.
 
     Raises:
         InputError: bad input, found before anything is measured; results in `out` that cannot be read; or every study
@@ -161,93 +154,75 @@ def measure(
     # Studies check for themselves, each when its turn comes: what one refuses, another may measure.
     found = subjects(models, source.loading(), most, lambda *_: None)
     refused: list[str] = []
-    todo: list[list[Study]] = []  # by subject
-    stale = {one.kind for one in chosen if not (out / one.kind / f"{one.file}.png").is_file()}  # figures and tables
+    announce(advance, [_label(one, subject) for subject in found for one in chosen])
     for subject in found:
-        model = subject.model()
-        there = [one for one in chosen if not fresh and _kept(one, model, subject.name, before, asked[one.kind])]
-        left = [one for one in chosen if one not in there]
-        del model
-        if there:
-            kinds = ", ".join(one.kind for one in there)
-            said(f"{subject.name}: kept {kinds}, made with the same options (--fresh measures again)")
-        if left:
-            kinds = ", ".join(one.kind for one in left)
-            said(f"{subject.name}: {QUICK + ' ' if quick else ''}studies to come: {kinds}")
-        todo.append(left)
-    announce(advance, [_label(one, subject) for subject, own in zip(found, todo, strict=True) for one in own])
-    for number, (subject, own) in enumerate(zip(found, todo, strict=True)):
-        with holding(source.loading(), subject.source, subject.model()) if own else nullcontext():
-            for one in own:
-                try:
-                    _measure(one, subject, out, before, asked[one.kind], advance, said)
-                except InputError as error:
-                    refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
-                    said(refused[-1])
-                    continue
-                finally:
-                    if advance is not None:
-                        advance(_label(one, subject), 1.0, 1.0)
-                draw(out, [one.kind])
-                stale.discard(one.kind)
-                last = one is own[-1]
-                if between is not None and ((number == 0 and not last) or (last and any(todo[number + 1 :]))):
-                    between(refused)
+        model, kept = subject.model(), []
+        with holding(source.loading(), subject.source, model):
+            for one in chosen:
+                key = _key(one, model, asked[one.kind])
+                if not fresh and _known(one, model, subject.name, before, asked[one.kind]):
+                    kept.append(one.kind)
+                else:
+                    try:
+                        _measure(one, subject, out, before, asked[one.kind], key, advance, said)
+                    except InputError as error:
+                        refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
+                        said(refused[-1])
+                if advance is not None:
+                    advance(_label(one, subject), 1.0, 1.0)
+        if kept:
+            said(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
-    draw(out, sorted(stale))
-    return refused
+    return [subject.name for subject in found], refused
 
 
 def _label(one: Study, subject: Subject) -> str:
     return f"{subject.name}: {one.kind}"
 
 
-def draw(out: Path, kinds: Sequence[str]) -> None:
-    """Figures and tables of all results of these kinds, from the results alone."""
-    collected = collect(out)
-    for one in studies():
-        results = collected[one.kind]
-        if one.kind not in kinds or not results:
-            continue
-        folder = out / one.kind
-        if one.settings is None:
-            PROBES[one.kind].figure(results, path=folder / f"{one.file}.png")
-            write_report(PROBES[one.kind].report(results), folder / f"{one.file}.md")
-            continue
-        FIGURES[one.file](results, path=folder / f"{one.file}.png")
-        if one.kind == "theory":
-            rows = [list(agreement_cells(row)) for row in agreements(results)]
-            lines = [described(results)]
-            title = "Theories against measured profiles"
-            write_table(folder / "theory.md", title, lines, AGREEMENT_COLUMNS, rows)
-
-
 def _measure(
-    one: Study, subject: Subject, out: Path, before: Collected, asked: Source, advance: Advance | None, told: Told
+    one: Study,
+    subject: Subject,
+    out: Path,
+    before: Collected,
+    asked: Source,
+    key: str,
+    advance: Advance | None,
+    told: Told,
 ) -> None:
-    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes.
-
-    Figures are made afterwards, of all models together (`draw`).
-    """
-    quick = one.full is not None
+    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes."""
     # An unfinished full study waits while a quick one is made.
-    scratch = out / SCRATCH / (f"{one.kind}-{QUICK}" if quick else one.kind) / file_name(subject.name)
+    scratch = out / SCRATCH / (f"{one.kind}-{QUICK}" if one.full else one.kind) / file_name(subject.name)
     file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
 
     def write(results: Results) -> None:
         (ds,) = results.values()
-        save(ds.assign_attrs({QUICK: 1}) if quick else ds, file)
+        save(ds.assign_attrs({KEY: key} | ({QUICK: 1} if one.full else {})), file)
 
-    running = {"told": told, "write": write, "advance": Part(advance, _label(one, subject))}
-    if one.settings is not None:
+    part = Part(advance, _label(one, subject))
+    running: dict[str, Any] = {"told": told, "write": write, "advance": part}
+    if one.kind in questions():
+        measured, chosen = registered(one.kind), asked.chosen()
+        model, options = subject.model(), measured.options(**one.options or {})
+        how: dict[str, Any] = {"load": lambda name: model, "advance": part, "remark": told}
+        prompts = Prompts(**chosen | {"text": chosen["text"] and Path(chosen["text"]), "first": str(chosen["first"])})
+        run(measured, [subject.source], scratch, options, prompts, **how, finish=lambda _, results, __: write(results))
+    elif one.settings is not None:
         rule = {"initialization": asked.initialization} if one.fresh else {}
         settings = replace(one.settings, **asked.chosen(), **rule)
         name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
         study([subject.source], scratch, settings, name=name, **running, **vars(asked.loading()))
     else:
-        given = {**asked.chosen(), **vars(asked.loading())}
-        survey([subject.source], scratch, PROBES[one.kind], options=one.options, **running, **given)
+        survey(
+            [subject.source],
+            scratch,
+            PROBES[one.kind],
+            options=one.options,
+            **running,
+            **asked.chosen(),
+            **vars(asked.loading()),
+        )
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)
@@ -257,57 +232,21 @@ def _measure(
             folder.rmdir()
 
 
-def _kept(one: Study, model: View, name: str, before: Collected, asked: Source) -> bool:
-    """Whether there is a result made with the same options, on the same weights and tokens, by the same version.
+def _key(one: Study, model: View, asked: Source) -> str:
+    """A hash of all that a result depends on: the study's options, weights, tokens and version."""
+    made = {
+        "options": one.options if one.settings is None else asdict(one.settings),
+        "initialization": asked.initialization if one.fresh else CONFIG,
+        "loading": [asked.backend, model.identity.dtype, model.identity.weights, version("headwater")],
+        "tokens": tokens_hash(drawn(model, **asked.asked()).tokens),
+    }
+    return hashlib.sha256(json.dumps(made, sort_keys=True, default=str).encode()).hexdigest()
 
-    A quick study is content with a full one of the same text and length, of as many prompts or more; not the other way.
-    """
+
+def _known(one: Study, model: View, name: str, before: Collected, asked: Source) -> bool:
+    """Whether the result is there under its key; a quick study is content with the full one."""
     ds = before[one.kind].get(name)
-    if ds is None or (QUICK in ds.attrs and one.full is None):
+    if ds is None or KEY not in ds.attrs:
         return False
-    if one.full is not None and QUICK not in ds.attrs:
-        count = ds.sizes.get("prompt", 0)
-        return count >= asked.prompts and _kept(one.full, model, name, before, replace(asked, prompts=count))
-    tokens = drawn(model, **asked.asked()).tokens
-    dtype, hashed = model.identity.dtype, tokens_hash(tokens)
-    same = {"headwater": version("headwater"), "backend": asked.backend, "dtype": dtype, HASH: hashed}
-    if any(recorded(ds, key) != [value] for key, value in same.items()):
-        return False
-    if model.identity.weights not in pretrained_weights(ds) or not _complete(one, ds):
-        return False
-    if one.fresh:
-        rules, rule = recorded(ds, "initialization"), asked.initialization
-        if rules != [born(model, initialization=rule).initialization] and (rules or rule != CONFIG):
-            return False  # results that do not say are from before there were other rules
-    wanted = json.loads(json.dumps(_options(one, tokens.shape[1], asked.seed)))
-    made = [json.loads(options) for options in recorded(ds, "options")]
-    return bool(made) and all(options.get(key) == value for options in made for key, value in wanted.items())
-
-
-def _complete(one: Study, ds: xr.Dataset) -> bool:
-    """Whether a study with settings has all conditions, fresh models and theories."""
-    if one.settings is None:
-        return True
-    conditions = set(map(str, ds["condition"].values)) if "condition" in ds.dims else set()
-    if conditions != set(one.settings.conditions):
-        return False
-    if "init" in conditions and int(ds["runs"].sel(condition="init")) != one.settings.seeds:
-        return False
-    return all(f"theory_{theory}" in ds for theory in one.settings.theories or ())
-
-
-def _options(one: Study, length: int, seed: int) -> dict[str, Any]:
-    """The options that a result of this study records."""
-    if one.settings is not None:
-        pathway = "all" if one.settings.by_path else one.settings.pathway
-        wanted = {name: getattr(one.settings, name) for name in ("method", "readout", "from_layer")}
-        wanted |= {"pathway": pathway, "query": length - 1, "seed": seed}
-        return wanted | ({"products": one.settings.products or PRODUCTS} if one.settings.method == "sketch" else {})
-    wanted = dict(one.options or {})
-    if one.kind == "sinks":
-        wanted["keys"] = FIRST_KEYS[:length]
-    if len(wanted.get("replacement", ())) == 1:  # which is then no dimension of the result
-        (wanted["replacement"],) = wanted["replacement"]
-    if "lags" in wanted:
-        wanted["bands"] = usual_bands(length, wanted["lags"])
-    return wanted
+    full = one.full and _key(one.full, model, replace(asked, prompts=max(asked.prompts, one.full.prompts)))
+    return ds.attrs[KEY] in (_key(one, model, asked), full)

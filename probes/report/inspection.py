@@ -14,44 +14,25 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import xarray as xr
+from markupsafe import Markup
 
 from ..errors import InputError
 from ..results.dataset import number_types, options_of
+from ..results.tables import Table, number
 from ..run.files import atomic
+from .page import environment
 
 Row: TypeAlias = tuple[str, ...]
 
 TOP = 12  # tokens in the table
-EDGES = tuple(
-    2.0**n for n in (-2, -1, -0.5, 0.5, 1, 2)
-)  # ratios between which a class lies; the middle one is not coloured
+EDGES = (0.25, 0.5, 0.5**0.5, 2**0.5, 2.0, 4.0)  # ratios between which a class lies; the middle one is not coloured
 LABELS = ("below 1/4", "1/4 to 1/2", "1/2 to 0.7", "0.7 to 1.4", "1.4 to 2", "2 to 4", "above 4")
-PLAIN = len(EDGES) // 2
-# (background, letters) of each class, blends of the house's blue and vermillion with white.
-COLORS = (
-    ("#0072b2", "#ffffff"),
-    ("#72b2d8", "#000000"),
-    ("#c9e2f1", "#000000"),
-    None,
-    ("#fadcc5", "#000000"),
-    ("#f0a46c", "#000000"),
-    ("#d55e00", "#ffffff"),
-)
-# The same on dark paper, where what does not differ has to be dark.
-DARK = (
-    ("#56b4e9", "#000000"),
-    ("#1f6a9c", "#ffffff"),
-    ("#1b3d54", "#ffffff"),
-    None,
-    ("#533520", "#ffffff"),
-    ("#9c5518", "#ffffff"),
-    ("#f59a4f", "#000000"),
-)
+# Background of each class, a blend of the figures' blue and vermillion with white; letters on the darkest are white.
+COLORS = ("#0072b2", "#72b2d8", "#c9e2f1", None, "#fadcc5", "#f0a46c", "#d55e00")
 COLUMNS = ("position", "token", "sensitivity", "baseline", "ratio")
 PART_COLUMNS = ("part", "positions", "share of the squared sensitivity", "of the squared baseline")
+WIDEST = 10_000  # characters of a printed line: none is broken
 TREND = 0.5  # rank correlation of ratio and position from which it is worth a sentence
-FAR = 1e-4  # of the largest value: what lies lower is left out of the page's chart
-WIDTH, HEIGHT, LEFT, BELOW = 860, 190, 44, 22  # of that chart, in its own units
 
 
 def ratio_class(ratio: float) -> int | None:
@@ -59,16 +40,28 @@ def ratio_class(ratio: float) -> int | None:
     return None if math.isnan(ratio) else int(np.searchsorted(EDGES, ratio, side="right"))
 
 
-def top_rows(ds: xr.Dataset, top: int = TOP) -> list[Row]:
-    """The `top` tokens between sink and recency with the highest ratio, with `COLUMNS`."""
-    ratio = ds["ratio"].values
-    rest = np.flatnonzero((ds["part_of"].values == "rest") & ~np.isnan(ratio))
-    return [_cells(ds, int(at)) for at in rest[np.argsort(-ratio[rest], kind="stable")][:top]]
+def color_of(ratio: float) -> tuple[str, str] | None:
+    """Background and letters of a ratio; None where it is not coloured."""
+    kind = ratio_class(ratio)
+    ground = None if kind is None else COLORS[kind]
+    return None if ground is None else (ground, "#ffffff" if kind in (0, len(COLORS) - 1) else "#000000")
 
 
 def all_rows(ds: xr.Dataset) -> list[Row]:
     """Every position, with `COLUMNS` and the part it belongs to."""
-    return [(*_cells(ds, at), str(ds["part_of"].values[at])) for at in range(ds.sizes["position"])]
+    rows = []
+    for at in range(ds.sizes["position"]):
+        baseline = math.nan if _bare(ds) else ds["baseline"].values[at]
+        numbers = (ds["sensitivity"].values[at], baseline, ds["ratio"].values[at])
+        rows.append((str(at), str(ds["token"].values[at]), *map(number, numbers), str(ds["part_of"].values[at])))
+    return rows
+
+
+def top_rows(ds: xr.Dataset, top: int = TOP) -> list[Row]:
+    """The `top` tokens between sink and recency with the highest ratio, with `COLUMNS`."""
+    ratio, rows = ds["ratio"].values, all_rows(ds)
+    rest = np.flatnonzero((ds["part_of"].values == "rest") & ~np.isnan(ratio))
+    return [rows[at][:-1] for at in rest[np.argsort(-ratio[rest], kind="stable")][:top]]
 
 
 def part_rows(ds: xr.Dataset) -> list[Row]:
@@ -102,8 +95,8 @@ def sentences(ds: xr.Dataset) -> list[str]:
     }[options["baseline"]]
     rule, trend = str(ds.attrs["rule"]), float(ds.attrs["trend"])
     lines = [
-        f"{ds.attrs['model']} reads {ds.sizes['position']} tokens. Next: {best} "
-        f"(entropy {float(ds.attrs['entropy']):.2f} nats).",
+        f"{ds.attrs['model']} reads {ds.sizes['position']} tokens. Next: {best} (entropy {float(ds.attrs['entropy']):.2f} "
+        "nats).",
         f"Sensitivity of {what} to each token, divided by {against}; "
         "geometric mean 1 over what is neither sink nor recency.",
         f"{rule[0].upper()}{rule[1:]}.",
@@ -115,9 +108,6 @@ def sentences(ds: xr.Dataset) -> list[str]:
     return lines
 
 
-# ------------------------------------------------------------------------------------------------------- the terminal
-
-
 def colored_text(ds: xr.Dataset) -> Any:
     """The text as rich's `Text`: tokens on their colours, the sink in brackets, the recency part underlined."""
     from rich.style import Style
@@ -125,8 +115,7 @@ def colored_text(ds: xr.Dataset) -> Any:
 
     shown = Text()
     for piece, ratio, part in zip(*(ds[name].values for name in ("token", "ratio", "part_of")), strict=True):
-        kind = ratio_class(float(ratio))
-        ground, letters = (None if kind is None else COLORS[kind]) or (None, None)
+        ground, letters = color_of(float(ratio)) or (None, None)
         look = Style(bgcolor=ground, color=letters, bold=part == "sink", underline=part == "recency")
         shown.append("[" * (part == "sink"), Style(bold=True))
         *broken, last = str(piece).split("⏎")
@@ -143,8 +132,9 @@ def legend() -> Any:
     from rich.text import Text
 
     shown = Text("ratio ")
-    for label, color in zip(LABELS, COLORS, strict=True):
-        shown.append(f" {label} ", Style(bgcolor=color[0], color=color[1]) if color else Style())
+    for label, ratio in zip(LABELS, (0.0, *EDGES), strict=True):
+        ground, letters = color_of(ratio) or (None, None)
+        shown.append(f" {label} ", Style(bgcolor=ground, color=letters))
     return shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline")
 
 
@@ -158,9 +148,7 @@ def print_inspection(ds: xr.Dataset, *, top: int = TOP, console: Any = None) -> 
         console.print(line, markup=False)
     console.print()
     if console.color_system is not None and not console.no_color:
-        console.print(colored_text(ds), soft_wrap=True)
-        console.print()
-        console.print(legend(), soft_wrap=True)
+        console.print(colored_text(ds), "", legend(), soft_wrap=True, sep="\n")
     else:
         _print_rows(console, (*COLUMNS, "part"), all_rows(ds))
     _print_rows(console, PART_COLUMNS, part_rows(ds))
@@ -170,23 +158,18 @@ def print_inspection(ds: xr.Dataset, *, top: int = TOP, console: Any = None) -> 
 
 
 def _print_rows(console: Any, columns: Sequence[str], rows: Sequence[Row]) -> None:
-    """A table, every line of it whole; cells may hold brackets, which are no markup, and wide characters."""
+    """A table, every line of it whole; cells may hold brackets, which are no markup."""
     from rich.box import SIMPLE_HEAD
-    from rich.cells import cell_len
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Printed
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    table = Printed(box=SIMPLE_HEAD, padding=(0, 1))
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column in ("token", "part") else "right")
     for row in rows:
         table.add_row(*map(Text, row))
-    widths = [max(map(cell_len, cells)) + 3 for cells in zip(columns, *rows, strict=True)]
-    Console(file=console.file, width=sum(widths) + 2).print(table)
-
-
-# -------------------------------------------------------------------------------------------------------------- a page
+    Console(file=console.file, width=WIDEST).print(table)
 
 
 def inspection_page(ds: xr.Dataset, *, top: int = TOP) -> str:
@@ -195,41 +178,39 @@ def inspection_page(ds: xr.Dataset, *, top: int = TOP) -> str:
     Raises:
         InputError: `top` is negative.
     """
-    import jinja2
-
     check_top(top)
-    source = Path(__file__).with_name("inspection.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     tokens = []
-    for row, ratio in zip(all_rows(ds), ds["ratio"].values, strict=True):
-        position, token, sensitivity, baseline, shown, part = row
+    for (position, token, *numbers, part), ratio in zip(all_rows(ds), ds["ratio"].values, strict=True):
+        sensitivity, baseline, shown = numbers
         said = f"position {position} ({part}): sensitivity {sensitivity}, baseline {baseline}, ratio {shown}"
-        kind = ratio_class(float(ratio))
-        tokens.append({"pieces": token.split("⏎"), "part": part, "says": said, "kind": "no" if kind is None else kind})
-    classes = zip(range(len(LABELS)), LABELS, COLORS, DARK, strict=True)
+        tokens.append({"text": token.replace("⏎", "⏎\n"), "part": part, "says": said, "color": color_of(float(ratio))})
     best = zip(*(ds[name].values.tolist() for name in ("next_token", "next_id", "probability")), strict=True)
+    predictions = [[str(token), str(number), f"{p:.1%}"] for token, number, p in best]
+    tables = [
+        Table("What comes next", ("token", "id", "probability"), predictions),
+        Table("Sink, recency, and the rest", PART_COLUMNS, list(map(list, part_rows(ds)))),
+        Table("Tokens between sink and recency that stand out most", COLUMNS, list(map(list, top_rows(ds, top)))),
+    ]
     made = (
         f"headwater {ds.attrs['headwater']}",
-        str(ds.attrs["backend"]),
-        " / ".join(number_types(ds)),
-        str(ds.attrs["device"]),
+        *(str(ds.attrs[name]) for name in ("backend", "device")),
+        *number_types(ds),
         f"method {options_of(ds)['method']}",
         f"weights {str(ds.attrs['weights'])[:12]}",
     )
-    return environment.from_string(source).render(
-        model=str(ds.attrs["model"]),
-        sentences=sentences(ds),
-        tokens=tokens,
-        classes=[dict(zip(("number", "label", "color", "dark"), one, strict=True)) for one in classes],
-        plain=PLAIN,
-        predictions=[dict(zip(("token", "id", "p"), one, strict=True)) for one in best],
-        part_columns=PART_COLUMNS,
-        part_rows=part_rows(ds),
-        columns=COLUMNS,
-        top_rows=top_rows(ds, top),
-        chart=_chart(ds),
-        command=str(ds.attrs["command"]),
-        made=made,
+    return (
+        environment()
+        .get_template("inspection.html.j2")
+        .render(
+            model=str(ds.attrs["model"]),
+            sentences=sentences(ds),
+            tokens=tokens,
+            legend=[(label, color_of(ratio)) for label, ratio in zip(LABELS, (0.0, *EDGES), strict=True)],
+            tables=[table for table in tables if table.rows],
+            figure=Markup(_chart(ds)),
+            command=str(ds.attrs["command"]),
+            made=", ".join(made),
+        )
     )
 
 
@@ -250,46 +231,22 @@ def check_top(top: int) -> None:
         raise InputError(f"top={top} tokens cannot be listed; give 0 or more")
 
 
-def _chart(ds: xr.Dataset) -> dict[str, Any]:
-    """Sensitivity and baseline over positions, on a logarithmic axis of whole decades, as SVG points."""
-    names = ("sensitivity",) if _bare(ds) else ("sensitivity", "baseline")
-    curves = {name: ds[name].values.astype(float) for name in names}
-    seen = np.concatenate([curve[curve > 0] for curve in curves.values()])
-    top = math.ceil(math.log10(seen.max()))
-    bottom = min(top - 1, math.floor(math.log10(max(seen.min(), seen.max() * FAR))))
-    length = ds.sizes["position"]
+def _chart(ds: xr.Dataset) -> str:
+    """Sensitivity and baseline by position, sink and recency shaded, as SVG."""
+    from ..charts import DOTTED, GREY, THEORY, TRAINED, Series, curves, sheet, svg
 
-    def x(position: Any) -> Any:
-        return LEFT + (WIDTH - LEFT - 6) * position / (length - 1)
-
-    def y(decade: Any) -> Any:
-        return 6 + (HEIGHT - BELOW - 6) * (top - decade) / (top - bottom)
-
-    lines = []
-    for name, curve in curves.items():
-        drawn = curve >= 10.0**bottom
-        stretches = np.split(np.arange(length), np.flatnonzero(np.diff(drawn)) + 1)  # unbroken ones
-        places = [[f"{x(j):.1f},{y(math.log10(curve[j])):.1f}" for j in one] for one in stretches if drawn[one[0]]]
-        lines.append({"style": name, "points": list(map(" ".join, places))})
-    step = next(step for n in range(9) for k in (1, 2, 5) if (step := k * 10**n) * 8 >= length - 1)
-    start = float(x(np.flatnonzero(ds["part_of"].values == "recency")[0] - 0.5))
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "bottom": y(bottom),
-        "lines": lines,
-        "decades": [{"y": y(decade), "label": f"{10.0**decade:g}"} for decade in range(bottom, top + 1)],
-        "ticks": [{"x": x(j), "label": str(j)} for j in range(0, length, step)],
-        "sink": max(3.0, x(0.5) - x(0)),
-        "recency": {"x": start, "width": WIDTH - 6 - start},
-    }
-
-
-def _cells(ds: xr.Dataset, at: int) -> Row:
-    names = ("sensitivity", "baseline", "ratio")
-    numbers = [math.nan if name == "baseline" and _bare(ds) else float(ds[name].values[at]) for name in names]
-    return str(at), str(ds["token"].values[at]), *("-" if math.isnan(n) else f"{n:.3g}" for n in numbers)
+    figure, cells = sheet(1, 1)
+    cell = cells[0, 0]
+    series = [Series("sensitivity", ds["sensitivity"], TRAINED)]
+    if not _bare(ds):
+        series.append(Series("baseline, scaled to it", ds["baseline"], THEORY, line=DOTTED))
+    curves(cell, series, log=True)
+    for part in ("sink", "recency"):
+        at = np.flatnonzero(ds["part_of"].values == part)
+        if len(at):
+            cell.axvspan(at[0] - 0.5, at[-1] + 0.5, color=GREY, alpha=0.15, linewidth=0)
+    cell.set_xlabel("position (grey: sink and recency)")
+    return svg(figure)
 
 
 def _bare(ds: xr.Dataset) -> bool:
