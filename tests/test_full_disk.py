@@ -15,6 +15,7 @@ import pytest
 from commands import call, listing, no_file_larger_than
 
 from probes.cli import main as cli
+from probes.cli.measures import ABOVE
 from probes.measure import questions
 from probes.results.dataset import dataset, made_with, save
 from probes.studies.map import Place
@@ -116,7 +117,10 @@ def check(capfd: pytest.CaptureFixture[str], code: int, says: str) -> str:
 
 
 def test_every_command_that_writes_is_here():
-    commands = {c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback} | set(questions())
+    commands = {c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback} | {
+        *questions(),
+        *ABOVE,
+    }
     # A report has a test of its own; the one table of a comparison or a self-test is smaller than any limit that leaves room
     # for words; and the list of families writes nothing.
     assert set(COMMANDS) == commands - {"report", "compare", "families", "selftest"}
