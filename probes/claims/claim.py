@@ -31,7 +31,6 @@ POPULATIONS: dict[Population, str] = {
     "toys": "toys",
     "controlled": "controlled training",
 }
-HEADLINE: tuple[Population, ...] = ("initialization", "pretrained", "toys")  # controlled training is counted apart
 COLUMNS = (
     *("id", "kind", "population", "source", "claim", "published"),
     *("measured", "tiny", "model", "verdict", "rule", "command"),
@@ -196,12 +195,9 @@ def headline(claims: Sequence[Claim]) -> list[str]:
 def counted(claims: Sequence[Claim]) -> str:
     """Their verdicts: "3 hold, 1 does not hold, 2 undecided"; those that none has are left out."""
     counts = Counter(claim.verdict for claim in claims)
-    return ", ".join(f"{counts[verdict]} {said(verdict, counts[verdict])}" for verdict in VERDICTS if counts[verdict])
-
-
-def said(verdict: Verdict, count: int = 1) -> str:
-    """A verdict behind a number."""
-    return {"holds": "hold", "does not hold": "do not hold"}.get(verdict, verdict) if count != 1 else verdict
+    plural = {"holds": "hold", "does not hold": "do not hold"}
+    verdicts = {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+    return ", ".join(f"{n} {plural.get(word, word) if n != 1 else word}" for word, n in verdicts.items())
 
 
 def origin(claim: Claim) -> str:
