@@ -254,7 +254,7 @@ def of_model(
     ds = xr.Dataset()
     for (state, n), view in views.items():
         ds = portrait(view, tokens, products=PRODUCTS, **more)
-        row = {name: ds[name].values for name in ds} | {"swapped": typical(ds["elasticity_swapped"].values)}
+        row = {str(name): ds[name].values for name in ds} | {"swapped": typical(ds["elasticity_swapped"].values)}
         squares[state].append(rms_profile(ds["sensitivity"].values).mean ** 2)
         if apart:
             kernel = second_moment(view, tokens[:PROMPTS], attention="measured", score_path=True)

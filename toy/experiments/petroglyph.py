@@ -49,7 +49,7 @@ TEST_SEED = 2**32  # of test sequences; runs have smaller ones
 LONGEST = 8  # of the exact test, tokens: 7! = 5,040 permutations of each prefix
 POINTS = 25  # steps at which training models are tested, at most
 TRAINED_POSITIONAL = ("none", "learned")
-KIND = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
+KIND: tuple[str, ...] = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
 DIMS = (*KIND, "seed")
 TRAINED_DIMS = ("layers", "mask", "trained_positional", "seed")
 

@@ -227,13 +227,17 @@ CAPTION = "{}: medians of {} seeds on fresh sequences, and their range. Rings: s
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
     """Loss against the position asked for, a panel for every width without residual stream and with all there is."""
     variants = list(dict.fromkeys((kind.residual, kind.feed_forward) for kind in kinds(ds)))
-    shown = list(product(ds["width"].values.tolist()[:2], dict.fromkeys((variants[0], variants[-1]))))
+    parts_of = list(dict.fromkeys((variants[0], variants[-1])))
+    shown: list[tuple[int, tuple[int, int]]] = [
+        (w, parts) for w in ds["width"].values.tolist()[:2] for parts in parts_of
+    ]
     rows = -(-len(shown) // 2)
     figure, cells = sheet(rows, min(2, len(shown)), caption=CAPTION.format("Loss by position", ds.sizes["seed"]))
+    by_target = ds.sortby("target")
+    x = by_target["target"].values
     for cell, (width, parts) in zip(cells.flat, shown, strict=False):
-        by_target = ds.sortby("target")
         for layers in by_target["layers"].values.tolist():
-            kind, x, color = Kind(layers, width, *parts), by_target["target"].values, COLORS.get(layers, GREY)
+            kind, color = Kind(layers, width, *parts), COLORS.get(layers, GREY)
             loss = of_kind(by_target, kind)["loss"].transpose("seed", "target")
             curves(cell, [ranged(f"{layers} layer{'s' * (layers > 1)}", loss, color, x=x, marker="o")])
             if (read := known(published, by_target, kind)) is not None:
@@ -241,6 +245,6 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
         for reader, words in (("nothing", "knows nothing"), ("bag and last", "blind to order")):
             level(cell, float(ds["limit"].sel(reader=reader).max()), words)
         cell.set(xlabel="position asked for", ylabel="loss (nats)")
-        cell.set_title(f"width {width}, {kind.variant}", fontsize=9)
+        cell.set_title(f"width {width}, {Kind(1, width, *parts).variant}", fontsize=9)
         cell.set_ylim(-0.08, max(2.5, 1.06 * float(ds["limit"].max())))
     return {"": figure}

@@ -91,7 +91,7 @@ def architecture(
     layers: int, width: int, residual: bool, feed_forward: bool, tokens: int, length: int, attention: str = "softmax"
 ) -> Architecture:
     """Of one kind of model, for sequences of so many tokens of so many kinds."""
-    sizes: dict[str, int] = {
+    sizes: dict[str, Any] = {
         "blocks": layers,
         "width": width,
         "length": length,
