@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,7 @@ def report(
     """
     from ..report import measuring
 
-    names, refused = [], []
+    names, refused, known = [], [], {}
     if quick and not models:
         raise InputError(
             "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
@@ -62,12 +62,12 @@ def report(
         read = measuring.Source(**chosen, initialization=initialization)
         how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
         with progress(alike=False) as advance:
-            names, refused = measuring.measure(models, out, source=read, advance=advance, told=remark, **how)
-    for line in _page(out, names, refused):
+            names, refused, known = measuring.measure(models, out, source=read, advance=advance, told=remark, **how)
+    for line in _page(out, names, refused, known):
         print(line)
 
 
-def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
+def _page(out: Path, names: Sequence[str], refused: Sequence[str], known: Mapping[Path, Any]) -> list[str]:
     """Write the page of all results under a folder, those of the models named first; what to print of it."""
     from toy.experiments.experiment import EXPERIMENTS, claims_of, experiment, report_of
 
@@ -80,7 +80,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
     from ..results.tables import write_report
     from ..run.files import together
 
-    collected = collect(out)
+    collected = collect(out, known)
     if not len(collected):
         raise InputError(
             f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"
@@ -105,7 +105,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
         page = page_of(collected, found, first=names, command=given(), remarks=refused, files=bool(names), more=more)
         written = write(page, out)
     written = [written, out / "claims.md", *([out / "overview.png", out / "overview.svg"] if page.picture else [])]
-    kinds = [kind for kind in collected if page.model in collected[kind]]
+    kinds = [kind for kind in collected if "/" not in kind and page.model in collected[kind]]
     return [
         f"{page.model or out}: {', '.join(kinds or collected)}",
         *page.remarks,

@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+import xarray as xr
+
 from ..data.prompts import draw as drawn
 from ..errors import InputError
 from ..loop import run
@@ -44,7 +46,7 @@ KEY = "report_key"  # attribute of results: what they depend on
 FILES = ("index", "claims", "overview")  # of the page
 SWAPS = ("mean", "zero", "random")  # what is put at position 0
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
-QUICK_PROMPTS = {"scalar": 1, "trajectory": 4, "sinks": 8, "theory": 1, "jacobian": 4, "leakage": 16, "bos-swap": 4}
+QUICK_PROMPTS = {"scalar": 1, "trajectory": 4, "sinks": 8, "theory": 1, "jacobian": 4, "leakage": 8, "bos-swap": 4}
 QUICK_PRODUCTS = 8
 QUICK_OPTIONS = {"starts": 8, "replacement": ["mean"], "profile_prompts": 1, "products": QUICK_PRODUCTS}
 
@@ -117,7 +119,7 @@ def measure(
     chosen: Sequence[Study] | None = None,
     advance: Advance | None = None,
     told: Told | None = None,
-) -> tuple[list[str], list[str]]:
+) -> tuple[list[str], list[str], dict[Path, xr.Dataset]]:
     """Measure every model by every study, as far as it was not done before.
 
     Args:
@@ -133,7 +135,7 @@ def measure(
         told: hears in one line each what was kept or refused, and how long each study takes.
 
     Returns:
-        The models' names, and what studies refused to measure, a sentence each.
+        The models' names, what studies refused to measure, a sentence each, and what was measured, by file.
 
     Raises:
         InputError: bad input, found before anything is measured; results in `out` that cannot be read; or every study
@@ -141,7 +143,7 @@ def measure(
     """
     out, said = Path(out), told or (lambda line: None)
     chosen = studies(source.seed) if chosen is None else tuple(chosen)
-    chosen = tuple(map(shortened, chosen)) if quick else chosen
+    chosen = tuple(shortened(one) for one in chosen if one.kind != "scalar") if quick else chosen  # which no page shows
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
     check_rule(source.initialization)
@@ -154,6 +156,7 @@ def measure(
     # Studies check for themselves, each when its turn comes: what one refuses, another may measure.
     found = subjects(models, source.loading(), most, lambda *_: None)
     refused: list[str] = []
+    measured: dict[Path, xr.Dataset] = {}
     announce(advance, [_label(one, subject) for subject in found for one in chosen])
     for subject in found:
         model, kept = subject.model(), []
@@ -164,7 +167,7 @@ def measure(
                     kept.append(one.kind)
                 else:
                     try:
-                        _measure(one, subject, out, before, asked[one.kind], key, advance, said)
+                        measured |= _measure(one, subject, out, before, asked[one.kind], key, advance, said)
                     except InputError as error:
                         refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                         said(refused[-1])
@@ -174,7 +177,7 @@ def measure(
             said(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
-    return [subject.name for subject in found], refused
+    return [subject.name for subject in found], refused, measured
 
 
 def _label(one: Study, subject: Subject) -> str:
@@ -190,15 +193,18 @@ def _measure(
     key: str,
     advance: Advance | None,
     told: Told,
-) -> None:
+) -> dict[Path, xr.Dataset]:
     """One study of one model, in a folder of its own until it is done; an older result of the same model then goes."""
     # An unfinished full study waits while a quick one is made.
     scratch = out / SCRATCH / (f"{one.kind}-{QUICK}" if one.full else one.kind) / file_name(subject.name)
     file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
 
+    made: dict[Path, xr.Dataset] = {}
+
     def write(results: Results) -> None:
         (ds,) = results.values()
-        save(ds.assign_attrs({KEY: key} | ({QUICK: 1} if one.full else {})), file)
+        made[file] = ds.assign_attrs({KEY: key} | ({QUICK: 1} if one.full else {}))
+        save(made[file], file)
 
     part = Part(advance, _label(one, subject))
     running: dict[str, Any] = {"told": told, "write": write, "advance": part}
@@ -230,6 +236,7 @@ def _measure(
     for folder in (scratch.parent, scratch.parent.parent):
         with suppress(OSError):  # another study's unfinished work is in it
             folder.rmdir()
+    return made
 
 
 def _key(one: Study, model: View, asked: Source) -> str:
