@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from matplotlib.colors import LinearSegmentedColormap
 
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
+PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#1a1a1a", "#F0E442"
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)  # for models in one panel; yellow is unreadable on white
 
 GREY, FAINT, PALE = "#777777", "#dddddd", "#aaaaaa"  # reference lines; grids; what stands behind a curve

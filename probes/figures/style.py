@@ -58,6 +58,8 @@ STYLE: Any = {
     "ytick.labelsize": 8,
     "legend.fontsize": 8.5,
     "legend.frameon": False,
+    "axes.facecolor": "none",  # the page's paper may be dark, and its ink white
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), BLACK),
     "svg.hashsalt": "headwater",  # the same figure gives the same file
 }
 
