@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .data.prompts import prompts as prompts
     from .errors import InputError as InputError
     from .figures import bos_figure as bos_figure
-    from .figures import decode_figure as decode_figure
     from .figures import jacobian_figure as jacobian_figure
     from .figures import leakage_figure as leakage_figure
     from .figures import map_figure as map_figure
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure decode_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
+    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
     "sinks_figure theory_figure",
     "measure": "chart",
     "measures.agreement": "agreement portrait",

@@ -128,7 +128,9 @@ def run(
             parts = [
                 _unit(measure, unit, model, one, stores[label(one.name, unit)], prompts.seed, advance) for unit in units
             ]
-            ds = one.described(measure.joined(parts)).assign_attrs(attributes(marks or {}))
+            ds = one.described(measure.joined(parts, model)).assign_attrs(
+                attributes({"measure": measure.name, **(marks or {})})
+            )
             results[one.name] = changed(ds, model, one, remark) if isinstance(model, Edited) and len(one.tokens) else ds
         if processes.first():
             (finish or write)(measure, results, out)

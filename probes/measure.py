@@ -85,7 +85,7 @@ class Measure:
         caption: two lines at most, below the chart.
         tables: of results by model, sorted by what the reader came for.
         units: of the options' values, what is measured in one go each.
-        joined: one result of a model's units.
+        joined: one result of a model's units, and the model.
         prompted: whether it measures prompts that are drawn from a text.
         defaults, without: options of all commands that have another default here, or are not offered.
         trials: by name, calls that touch all of it on a small model: for the self-test.
@@ -101,7 +101,7 @@ class Measure:
     caption: str
     tables: Callable[[Mapping[str, xr.Dataset]], list[Table]] = lambda results: []
     units: Callable[[Mapping[str, Any]], Sequence[Unit]] = lambda values: [Unit(options=values)]
-    joined: Callable[[Sequence[xr.Dataset]], xr.Dataset] = lambda results: results[0]
+    joined: Callable[[Sequence[xr.Dataset], View], xr.Dataset] = lambda results, model: results[0]
     prompted: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     without: Collection[str] = ()
@@ -134,7 +134,7 @@ def measure_of(ds: xr.Dataset) -> Measure | None:
     """The measure that made a result; None where it is none of them."""
     from .results.dataset import options_of
 
-    name = str(options_of(ds).get("measurement", "")).replace("_", "-")
+    name = str(ds.attrs.get("measure", options_of(ds).get("measurement", ""))).replace("_", "-")
     return measure(name) if name in questions() else None
 
 

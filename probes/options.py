@@ -181,3 +181,24 @@ class Loading(Options):
         model = load(source, **values)
         how: Any = {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
         return model if heads is None else ablated(model, heads, how)
+
+
+@dataclass(frozen=True)
+class Bands(Options):
+    """Which queries and keys leakage is measured over, and its intervals."""
+
+    bands: str | None = option("Ranges of queries, as in 9-31,32-63; if not given, up to 31, then doubling.")
+    lags: str = option("Distances from a query back to its keys, as in 1-8 or 1,2,4.", "1-8")
+    bootstrap: int = option("Resamples of the prompts for the intervals; 0 for none.", 400, max=MOST_RESAMPLES)
+
+    def values(self) -> dict[str, Any]:
+        """As `Options.values`, with the ranges read, ends included.
+
+        Raises:
+            InputError: they are none.
+        """
+        from .data.positions import read_ranges
+
+        bands = None if self.bands is None else tuple(read_ranges(self.bands, "bands", "9-31,32-63"))
+        lags = (range(first, last + 1) for first, last in read_ranges(self.lags, "lags", "1-8 or 1,2,4"))
+        return vars(self) | {"bands": bands, "lags": tuple(lag for some in lags for lag in some)}

@@ -21,7 +21,7 @@ from ..run import processes
 from .behaviour import retrieval
 from .console import given, standing
 from .measures import Commands
-from .measuring import bos_swap, decode, inspect, jacobian, leakage, sinks, theory
+from .measuring import bos_swap, inspect, leakage, sinks
 from .pages import compare, export, families, report, selftest
 from .training import map_, pretrain, toy
 
@@ -29,8 +29,8 @@ BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
-SHARED = ("jacobian", "theory", "sinks", "leakage", "bos-swap", "retrieval", "decode", *questions())
-COMMANDS = [jacobian, theory, map_, sinks, leakage, bos_swap, decode]
+SHARED = ("sinks", "leakage", "bos-swap", "retrieval", *questions())
+COMMANDS = [map_, sinks, leakage, bos_swap]
 COMMANDS += [retrieval, inspect, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama

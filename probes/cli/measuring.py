@@ -2,131 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..options import argument, flag, option
+from ..options import argument, option
 from . import options as read
 from .command import command
-from .console import given, print_report, print_table, print_written, progress, remark
-from .options import Bands, Chat, First, Initialization, Options, Running, Seed, Seeds, Source, Target
-
-
-@dataclass(frozen=True)
-class Profiles(Options):
-    """Which profiles are measured, and how; fields of `probes.studies.study.Settings`."""
-
-    conditions: str = option("init (fresh weights of the same config), pretrained, or both.", "init,pretrained")
-    no_rope: bool = flag("--no-rope", "Repeat init without rotation (or without learned positions).")
-    seeds: Seeds = 3
-    initialization: Initialization = "config"
-    method: Literal["exact", "sketch", "scalar"] = option(
-        "All products, few with an error bar, or a single one.", "sketch"
-    )
-    products: str | None = option("Products of the sketch per prompt: a number (64 if not given), or auto.")
-    relative_error: float = option("Relative error of the mean profile at which --products auto stops.", 0.02)
-    readout: Literal["residual", "normed", "logits"] = option(
-        "Before or after the final norm, or the logits.", "residual"
-    )
-    pathway: Literal["total", "value", "score"] = option(
-        "All paths, those with every attention pattern held constant, or the rest.", "total"
-    )
-    query: int = option("The position read out; negative counts from the end.", -1)
-    from_layer: int = option("Sensitivity to this block's input instead of the embeddings.", 0)
-
-    def values(self) -> dict[str, Any]:
-        conditions = tuple(part.strip() for part in self.conditions.split(",") if part.strip())
-        return vars(self) | {"conditions": conditions, "products": read.products(self.products)}
-
-
-@command(out=Path("runs/jacobian"), prompts=16)
-def jacobian(target: Target, profiles: Profiles, source: Source, running: Running) -> None:
-    """Measure how strongly the output depends on each input position, at initialization and after pretraining.
-
-    Writes jacobian.nc, jacobian.png, jacobian.svg and prints a summary: primacy (first 5 % of positions against the middle
-    half's median), recency (last position against it) and the trough's place. If interrupted, the same command resumes.
-
-    Examples:
-      headwater jacobian tiny-llama
-      headwater jacobian tiny-llama tiny-qwen2 --no-rope --out runs/two
-      headwater jacobian tiny-llama@step0 tiny-llama@step300 tiny-llama --conditions pretrained
-      headwater jacobian Qwen/Qwen2.5-0.5B --prompts 8 --length 1024 --text book.txt
-      headwater jacobian ./checkpoint --method exact --readout logits --first none
-    """
-    from ..studies.runner import written_files
-    from ..studies.study import COLUMNS, cells, rope_correlations, summarize
-
-    results = _study("jacobian", target, running, profiles.values() | source.values())
-    _print_rows(results, COLUMNS, [list(cells(row)) for row in summarize(results)])
-    for name, correlation in rope_correlations(results).items():
-        print(f"{name}: rank correlation of init with and without positional encoding {correlation:.3f}")
-    print_written(written_files(results, target.out, "jacobian"))
-
-
-@command(
-    without=(
-        "no_rope",
-        "relative_error",
-        "readout",
-        "pathway",
-        "query",
-        "from_layer",
-        "backend",
-        "ablate",
-        "ablate_how",
-    ),
-    out=Path("runs/theory"),
-    prompts=4,
-)
-def theory(target: Target, profiles: Profiles, source: Source, running: Running) -> None:
-    """Compare measured profiles with theory: the second-moment kernel in four forms, and N^L with its best alpha.
-
-    Writes theory.nc, theory.png, theory.svg, theory.md and prints each kernel's mean relative error over positions, how far
-    its shape and that of N^L are off (RMS log error, free scale), and the shares of the value path (patterns held constant)
-    and of the score path in the norm. On pretrained weights the kernel is the random-matrix baseline. There is no
-    --backend: only the modules of transformers can be taken apart block by block.
-
-    Examples:
-      headwater theory tiny-llama
-      headwater theory tiny-llama tiny-qwen2 --conditions init --seeds 5 --method exact
-      headwater theory ./checkpoint --prompts 2 --length 512
-    """
-    from ..run.files import write_table
-    from ..studies.runner import written_files
-    from ..studies.study import AGREEMENT_COLUMNS, agreement_cells, agreements, described
-
-    rows: list[list[str]] = []
-
-    def finish(results: Any) -> None:
-        rows.extend(list(agreement_cells(row)) for row in agreements(results))
-        title, lines = "Theories against measured profiles", [f"`{given()}`", described(results)]
-        write_table(target.out / "theory.md", title, lines, AGREEMENT_COLUMNS, rows)
-
-    settings = profiles.values() | source.values()
-    settings |= {"theories": ("uniform", "values", "score_path", "config"), "by_path": True}
-    results = _study("theory", target, running, settings, finish=finish)
-    _print_rows(results, AGREEMENT_COLUMNS, rows)
-    print_written(written_files(results, target.out, "theory", "theory.md"))
-
-
-def _study(name: Any, target: Target, running: Running, settings: Mapping[str, Any], **more: Any) -> Any:
-    """Run a study of profiles with its progress on stderr."""
-    from ..studies.study import Settings, study
-
-    chosen = Settings(**settings)
-    with progress() as advance:
-        options = {"name": name, "advance": advance, "told": remark, **running.values(), **more}
-        return study(target.sources, target.out, chosen, **options)
-
-
-def _print_rows(results: Any, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from ..results.dataset import drawn_from
-
-    print_table(columns, rows)
-    if drawn_from(results):
-        print(f"fresh weights: {drawn_from(results)}")
+from .console import print_report, print_written, progress, remark
+from .options import Bands, Chat, First, Initialization, Options, Running, Seed, Source, Target
 
 
 @dataclass(frozen=True)
@@ -288,36 +173,6 @@ def _survey(
         results = survey(target.sources, target.out, probe, options=options, **how)
     print_report(PROBES[probe].report(results, **reporting))
     print_written(written_files(results, target.out, probe, f"{probe}.md", *PROBES[probe].files))
-
-
-@command(out=Path("runs/decode"))
-def decode(
-    target: Target,
-    erase: str = option("Where position is erased: all blocks together, some, as in all,0,12, or off.", "all"),
-    rank: int = option("Dimensions that are erased at most.", 8, min=1),
-    leakage: bool = option("Whether the residual component of leakage is measured.", True),
-    recall: int = option("Lists that recall is measured on under every erasure, a multiple of 4; 0: none.", 16, min=0),
-    *,
-    bands: Bands,
-    source: Source,
-    running: Running,
-) -> None:
-    """Read position off the residual stream, erase it, and see whether the model misses it.
-
-    Writes decode.nc, decode.png, decode.svg, decode.md and prints R^2 of log(1 + i) at every layer on documents held out,
-    and what happens to next-token loss, leakage and recall when the span of the position means, a random subspace of the
-    same rank, or the one direction that moves with position is taken out of the stream. If interrupted, the same command
-    resumes.
-
-    Examples:
-      headwater decode tiny-llama
-      headwater decode tiny-llama tiny-qwen2 --erase all,2 --recall 0
-      headwater decode ./checkpoint --erase off --prompts 64
-    """
-    from ..measures.decode import parse_erase
-
-    options = {"erase": parse_erase(erase), "rank": rank, "leakage": leakage, "recall": recall}
-    _survey("decode", target, source, running, options | bands.values() | {"seed": source.seed})
 
 
 @dataclass(frozen=True)

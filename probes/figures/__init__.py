@@ -7,7 +7,6 @@ are matplotlib `Figure` objects with no pyplot state behind them, saved as PNG a
 from __future__ import annotations
 
 from .bos import bos_figure as bos_figure
-from .decode import decode_figure as decode_figure
 from .jacobian import jacobian_figure as jacobian_figure
 from .leakage import leakage_figure as leakage_figure
 from .map import map_figure as map_figure

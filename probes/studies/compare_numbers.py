@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,10 +19,10 @@ from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
 from ..measures.mechanism_numbers import statements
 from ..measures.sinks import RULES
-from ..results.curves import by_condition, estimate
+from ..results.curves import estimate
 from ..results.dataset import options_of
 from ..results.statistics import Interval
-from ..results.ushape import NUMBERS, SHORTEST, beginning, numbers, troughs
+from ..results.ushape import SHORTEST, beginning, numbers, troughs
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 
@@ -60,41 +59,6 @@ def measurement(ds: xr.Dataset) -> str:
 
 
 Found: TypeAlias = Iterator[tuple[tuple[str, str], Number]]  # (of, name), number
-
-
-def _of_jacobian(ds: xr.Dataset) -> Found:
-    """Elasticity by condition and pathway; of several source blocks the first."""
-    if "elasticity" not in ds or "prompt" not in ds["elasticity"].dims:
-        raise InputError("a result of jacobian has no elasticity by prompt; measure it again with this version")
-    if ds.sizes["position"] < SHORTEST:
-        raise InputError(f"profiles of {ds.sizes['position']} positions have no middle; give at least {SHORTEST}")
-    ds = by_condition(ds, "elasticity")
-    whole = ds["elasticity"].isel({"position": slice(int(options_of(ds)["query"]) + 1)})
-    whole = whole.isel(layer=0) if "layer" in whole.dims else whole
-    paths = [str(path) for path in whole["pathway"].values] if "pathway" in whole.dims else [""]
-    for condition, path in product(map(str, ds["condition"].values), paths):
-        at = whole.sel({"condition": condition} | ({"pathway": path} if path else {}))
-        values = at.transpose("seed", "prompt", "position").values.astype(np.float64)
-        values = values[~np.all(np.isnan(values), axis=(1, 2))]
-        if not len(values):
-            continue
-        with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
-            logs = np.log(values).mean(0)
-        of = f"{condition}, {path}" if path else condition
-        for name, size, of_curve in curve_numbers(logs.shape[1]):
-            sample = Sample(logs, lambda some, of_curve=of_curve: of_curve(np.exp(some.mean(0))))
-            yield (of, name), Number(sample, size)
-        trough = Sample(logs, lambda some: float(troughs(some, np.ones((1, len(some))))[0]), troughs)
-        yield (of, "trough"), Number(trough)
-
-
-def curve_numbers(length: int) -> Iterator[tuple[str, bool, Callable[[np.ndarray], float]]]:
-    """Of a mean profile: name, whether it is a positive size, and how it is taken."""
-    others = {"primacy_behind_0": "primacy without position 0", "first": "first 5 %"}
-    for number in (*NUMBERS[3:], *NUMBERS[:3]):
-        if number != "primacy_behind_0" or beginning(length) > 1:
-            yield others.get(number, number), True, lambda curve, number=number: numbers(curve)[number]
-    yield "position 0", True, lambda curve: float(curve[0])
 
 
 def _of_sinks(ds: xr.Dataset) -> Found:
@@ -158,22 +122,6 @@ def _of_recall(of: str, ds: xr.Dataset) -> Found:
             yield (of, f"recall, {said}, change"), Number(_own(ds, name))
 
 
-def _of_decode(ds: xr.Dataset) -> Found:
-    """R^2 of position at the ends of the stack and at its best, and what each erasure does."""
-    r2 = ds["r2_by_prompt"].values
-    for said, at in {"embeddings": r2[:, :1], "last layer": r2[:, -1:], "best layer": r2}.items():
-        yield ("stream", f"R^2, {said}"), Number(Sample(at, lambda some: float(some.mean(0).max())))
-    names = list(map(str, ds["intervention"].values))[1:] if "intervention" in ds.coords else []
-    for n, done in enumerate(names, start=1):
-        at, loss = ds.isel(intervention=n), ds["loss_by_prompt"].values
-        yield (done, "loss change"), Number(Sample(loss[n] - loss[0], _mean))
-        yield (done, "KL"), Number(Sample(ds["kl_by_prompt"].values[n], _mean), size=True)
-        yield (done, "R^2 last"), Number(Sample(ds["r2_last_by_prompt"].values[n], _mean))
-        for band in ds["band"].values if "residual_change" in ds else ():
-            yield (f"{done}, band {band}", "V(X), change"), Number(_own(at, "residual_change", band=band))
-        yield from _of_recall(done, at)
-
-
 def _of_retrieval(ds: xr.Dataset) -> Found:
     """Recall over all depths and by depth; with a mechanism, what it says of recall."""
     exact, logs = (ds[name].values for name in ("exact", "log_p"))
@@ -197,11 +145,9 @@ def _of_retrieval(ds: xr.Dataset) -> Found:
 
 
 MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
-    "jacobian": _of_jacobian,
     "sinks": _of_sinks,
     "leakage": _of_leakage,
     "bos-swap": _of_bos_swap,
-    "decode": _of_decode,
     "retrieval": _of_retrieval,
 }
 

@@ -38,9 +38,7 @@ from ..data.prompts import prompts
 from ..errors import reason
 from ..measure import measure, questions
 from ..measures.bos_swap import bos_swap
-from ..measures.decode import decode
 from ..measures.inspect import inspect
-from ..measures.jacobian import jacobian
 from ..measures.leakage import leakage
 from ..measures.retrieval import retrieval
 from ..measures.sinks import sinks
@@ -50,7 +48,6 @@ from ..results.dataset import made_with
 from ..results.tables import Report, Table, number
 from ..run.hardware import devices, hardware, named
 from ..run.progress import Advance
-from ..theory.kernel import second_moment
 
 Measurement: TypeAlias = Callable[[], xr.Dataset]
 
@@ -65,12 +62,6 @@ SKETCH: dict[str, Any] = {"method": "sketch", "products": 32}
 RESAMPLED = {"bootstrap": 50}
 TEXT = "def area(width, height):\n    return width * height\n"
 MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
-    "jacobian, exact": lambda model, tokens: jacobian(model, tokens[:1], readout="logits"),
-    "jacobian, sketch": lambda model, tokens: jacobian(model, tokens[:2], **SKETCH, pathway="all", from_layer="all"),
-    "jacobian, fresh weights": lambda model, tokens: jacobian(model.reinitialized(0), tokens[:2], **SKETCH),
-    "theory": lambda model, tokens: second_moment(
-        model, tokens[:2], attention="measured", score_path=True, from_layer="all"
-    ),
     "sinks": partial(
         sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, pictures=2, evict=(0, 1), keep=(16,)
     ),
@@ -79,7 +70,6 @@ MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
         bos_swap, replacement="mean@1:keys", profile_prompts=1, products=32, recall=2, **RESAMPLED
     ),
     "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, **RESAMPLED),
-    "decode": partial(decode, recall=0, **RESAMPLED),  # lists are recalled by a changed model in "bos-swap"
     "retrieval": lambda model, tokens: retrieval(
         model, pairs=8, contexts=4, candidates=4, mechanism=2, mechanism_depths=2, fisher=True, profile_prompts=1
     ),

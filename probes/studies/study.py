@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..figures import jacobian_figure, theory_figure
-from ..measures.jacobian import Method, Pathway, Readout, jacobian, memory
+from ..measures.jacobian import Method, jacobian
 from ..models.initialization import CONFIG, Rule, check_rule
-from ..models.memory import paced
+from ..models.pullback import Pathway, Readout
 from ..models.view import View
 from ..results.curves import band, relative_error, rms_log_error, rms_profiles, spearman
 from ..results.dataset import combine, drawn_from, options_of, quickly
@@ -45,7 +45,6 @@ from .runner import (
     Told,
     Unit,
     Untouched,
-    planned,
     run,
     write_results,
 )
@@ -163,19 +162,8 @@ def study(
         write_all,
         check=check,
         joined=lambda model, runs: _with_fits(combine(runs), model),
-        line=lambda model, one: _line(model, one, settings, name),
     )
     return run(declared, sources, out, settings, Loading(**loading), advance=advance, told=told)
-
-
-def _line(model: View, one: Subject, settings: Settings, name: str) -> str:
-    count, length = one.tokens.shape
-    pathway = "all" if settings.by_path else settings.pathway
-    taken = memory(model, count, length, method=settings.method, products=settings.products, pathway=pathway)
-    pace = paced(model, length)
-    how = f", {pace.chunk} direction{'s' * (pace.chunk > 1)} at once"
-    how += "" if pace.keep else ", blocks made again for each"
-    return planned(one.name, model, max(taken, kernel.memory(model, length)) if name == "theory" else taken, how)
 
 
 FIGURES = {"jacobian": jacobian_figure, "theory": theory_figure}

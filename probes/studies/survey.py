@@ -18,11 +18,10 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..figures.bos import bos_figure
-from ..figures.decode import decode_figure
 from ..figures.leakage import leakage_figure
 from ..figures.sinks import sinks_figure
 from ..measure import chart
-from ..measures import bos_swap, decode, leakage, sinks, trajectory
+from ..measures import bos_swap, leakage, sinks, trajectory
 from ..measures.effect import passes_in_all
 from ..models.view import View
 from ..results.dataset import options_of
@@ -31,7 +30,6 @@ from ..run.files import atomic
 from ..run.progress import Advance
 from ..run.store import Store
 from .bos_report import bos_report
-from .decode import decode_report
 from .reports import heads_csv, leakage_report, sinks_report, trajectory_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
@@ -69,7 +67,6 @@ PROBES: dict[str, Probe] = {
     ),
     "trajectory": Probe("trajectory", trajectory.trajectory, chart, trajectory_report),
     "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
-    "decode": Probe("decode", decode.decode, decode_figure, decode_report, decode.memory, resamples=True),
     "bos-swap": Probe(
         "bos-swap",
         bos_swap.bos_swap,

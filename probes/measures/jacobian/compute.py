@@ -35,17 +35,17 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import InputError, check_choice
-from ..models.checks import check_place
-from ..models.given import takes_model
-from ..models.memory import KEPT_FREE, Sizes, paced
-from ..models.pullback import FROZEN, Apart, Engine, Pathway, Prompt, Readout
-from ..models.view import View
-from ..results.dataset import by_block, dataset, provenance
-from ..results.variables import Variable, labelled
-from ..run.progress import Progress, Tally
-from ..run.store import Piece, Pieces, Store
-from .estimators import ENGINES, KEPT_BYTES, Estimate, refined, sketch
+from ...errors import InputError, check_choice
+from ...models.checks import check_place
+from ...models.given import takes_model
+from ...models.memory import paced
+from ...models.pullback import Apart, Engine, Pathway, Prompt, Readout
+from ...models.view import View
+from ...results.dataset import by_block, dataset, provenance
+from ...results.variables import Variable, labelled
+from ...run.progress import Progress, Tally
+from ...run.store import Piece, Pieces, Store
+from .estimators import ENGINES, Estimate, refined, sketch
 
 Method = Literal["exact", "sketch", "scalar"]
 PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
@@ -242,24 +242,3 @@ def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, 
         **dict(zip(("input_rms", "first_rms", "output_rms"), scales.unbind(-1), strict=True)),
         **{name: pieces.stacked(name) for name in ("products", "basis_products")},
     }
-
-
-def memory(model: View, prompts: int, length: int, **options: Any) -> int:
-    """Bytes above the loaded model at the peak, about, whatever the number of prompts; options as of `jacobian`."""
-    sizes, pace = Sizes.of(model), paced(model, length)
-    method, products = options.get("method", "sketch"), options.get("products")
-    count = {"exact": sizes.width, "scalar": 1}.get(method, products if isinstance(products, int) else PRODUCTS)
-    chunk, flows = min(options.get("chunk") or pace.chunk, count), len(FROZEN[options.get("pathway") or "total"])
-    one = length * sizes.width * sizes.itemsize  # a stream, or a cotangent at every position
-    if sizes.apart:
-        kept = sizes.linearized(length) * (sizes.blocks if pace.keep else 1) + sizes.blocks * sizes.folded()
-        passing = max(sizes.making(length), chunk * sizes.product(length) + (flows - 1) * chunk * one)
-    else:  # the module's own graph
-        kept, graph = 0, 10 * sizes.width + 4 * (sizes.queries + sizes.keys) + 4 * sizes.features
-        passing = chunk * graph * length * sizes.itemsize
-    # What arrives: as it is, side by side, squared; of probes all that were pulled, for pairs, and doubles of one chunk.
-    arrived = 3 * chunk * one
-    if method == "sketch":
-        pulled = max(8, count - int(0.625 * count)) * 4 * length * sizes.width
-        arrived = 2 * chunk * one + 16 * chunk * length * sizes.width + min(KEPT_BYTES, pulled)
-    return round(KEPT_FREE * ((sizes.blocks + 1) * one + kept + max(passing, arrived)))

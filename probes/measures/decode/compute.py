@@ -39,22 +39,21 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.checks import check_logits, check_tokens
-from ..models.edited import Edited
-from ..models.erase import RANK, Where, check_where, erased
-from ..models.given import takes_model
-from ..models.memory import Sizes
-from ..models.view import View
-from ..results.dataset import dataset, provenance
-from ..results.statistics import jackknife, numbered
-from ..results.variables import Variable, with_ends
-from ..run.progress import Progress, Tally, part
-from ..run.store import Piece, Store
-from .consequences import RECALLED, check_recall, consequences
-from .leakage import LAGS, band_coordinates, check, held
-from .leakage_forms import resampling, splits
-from .retrieval import retrieval
+from ...errors import InputError
+from ...models.checks import check_logits, check_tokens
+from ...models.edited import Edited
+from ...models.erase import RANK, Where, check_where, erased
+from ...models.given import takes_model
+from ...models.view import View
+from ...results.dataset import dataset, provenance
+from ...results.statistics import jackknife, numbered
+from ...results.variables import Variable, with_ends
+from ...run.progress import Progress, Tally, part
+from ...run.store import Piece, Store
+from ..consequences import RECALLED, check_recall, consequences
+from ..leakage import LAGS, band_coordinates, check
+from ..leakage_forms import resampling, splits
+from ..retrieval import retrieval
 from .ridge import TARGETS, explained, trained
 
 WHATS = ("means", "random", "direction", "shuffled")
@@ -179,22 +178,6 @@ def _interventions(model: View, erase: Sequence[Where], rank: int, seed: int) ->
     for where in erase:
         check_where(model, where)
     return {NONE: (None, None)} | {f"{what} {where}": (what, where) for where, what in product(erase, WHATS)}
-
-
-def parse_erase(value: str) -> tuple[Where, ...]:
-    """Read from the command line: "off", or places as in "all,0,12".
-
-    Raises:
-        InputError: it is none of these.
-    """
-    if value.strip() == "off":
-        return ()
-    found: list[Where] = []
-    for word in (word.strip() for word in value.split(",")):
-        if word != "all" and not (word.isascii() and word.isdigit() and len(word) < 6):
-            raise InputError(f"erase '{value}' names no blocks; give off, all, or blocks as in all,0,12")
-        found.append(word if word == "all" else int(word))
-    return tuple(found)
 
 
 class Folds:
@@ -440,12 +423,3 @@ def _of_outcomes(outcomes: Mapping[str, Outcome], fold: Folds) -> dict[str, tupl
         change = along._replace(long_name=f"{along.long_name}, change by the intervention")
         found |= with_ends("residual_change", change, residual - residual[:, :1])
     return found
-
-
-def memory(model: View, prompts: int, length: int, **options: Any) -> int:
-    """Bytes above the loaded model at the peak, about: sums of products, a half's streams, or those of leakage."""
-    sizes = Sizes.of(model)
-    sums = min(SUMS_BYTES, 4 * 8 * sizes.width**2 * (sizes.blocks + 1))
-    streams = 3 * -(-prompts // 2) * length * sizes.width * sizes.itemsize + 4 * 8 * sizes.width**2
-    found = sizes.passing(length) + max(sums, streams)
-    return max(found, held(model, -(-prompts // 2), length, **options)) if options.get("erase") else found

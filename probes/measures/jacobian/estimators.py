@@ -41,10 +41,10 @@ from jaxtyping import Float
 from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
-from ..models.pullback import Prompt
-from ..run.precision import double, total, wide
-from ..run.progress import Tally
-from ..run.store import OWN, Piece, Pieces, Store
+from ...models.pullback import Prompt
+from ...run.precision import double, total, wide
+from ...run.progress import Tally
+from ...run.store import OWN, Piece, Pieces, Store
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
 OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them

@@ -1,0 +1,320 @@
+"""How strongly the output depends on each input position, with fresh and with trained weights: a profile and its ends.
+
+The norm of the Jacobian, its estimators and its pathways are in `compute` and `estimators`; primacy, recency and trough of a
+profile in `probes.results.ushape`. A unit of work is a condition of the model with one seed of fresh weights. Beside every
+profile stands what the second-moment kernel of the same weights predicts, and [Chowdhury]'s N^L with its best alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ... import options
+from ...errors import InputError
+from ...measure import Headline, Measure, Unit
+from ...models.initialization import CONFIG, check_rule
+from ...models.view import View
+from ...results.curves import band, by_condition, rms_profiles, spearman
+from ...results.dataset import combine, drawn_from, options_of
+from ...results.profiles import profiles
+from ...results.tables import Table, number
+from ...results.ushape import NUMBERS, SHORTEST, numbers, troughs
+from ...run.progress import Progress
+from ...run.store import Store
+from ...theory import kernel
+from ...theory.cesaro import fit_alpha
+from .chart import CAPTION, chart
+from .compute import PATHWAYS as PATHWAYS
+from .compute import PRODUCTS as PRODUCTS
+from .compute import Method as Method
+from .compute import jacobian as jacobian
+
+CONDITIONS = ("init", "pretrained")
+KERNELS: dict[
+    str, dict[str, Any]
+] = {  # theories, as `kernel.second_moment` takes them; "config" is from the config alone
+    "uniform": {"attention": "uniform"},
+    "values": {"attention": "measured"},
+    "score_path": {"attention": "measured", "score_path": True},
+}
+OF_PATHWAY = {"total": ("score_path",), "value": ("values",), "score": ()}  # the theory that belongs to a pathway
+AS_PRODUCTS = 4  # of a prompt: about what a theory takes
+
+
+@dataclass(frozen=True)
+class Options(options.Options):
+    """Measure how strongly the output depends on each input position, at initialization and after pretraining.
+
+    Writes jacobian.nc, jacobian.md and the chart: primacy (first 5 % of positions against the middle half's median),
+    recency (last position against it) and the trough's place. If interrupted, the same command resumes.
+
+    Examples:
+      headwater jacobian tiny-llama
+      headwater jacobian tiny-llama tiny-qwen2 --no-rope --out runs/two
+      headwater jacobian tiny-llama@step0 tiny-llama@step300 tiny-llama --conditions pretrained
+      headwater jacobian Qwen/Qwen2.5-0.5B --prompts 8 --length 1024 --text book.txt
+      headwater jacobian ./checkpoint --method exact --readout logits --first none
+    """
+
+    conditions: str = options.option("init (fresh weights of the same config), pretrained, or both.", "init,pretrained")
+    no_rope: bool = options.flag("--no-rope", "Repeat init without rotation (or without learned positions).")
+    seeds: int = options.option("Models with fresh weights per model.", 3, min=1, max=options.MOST_SEEDS)
+    initialization: str = options.initialization()
+    method: Literal["exact", "sketch", "scalar"] = options.option(
+        "All products, few with an error bar, or a single one.", "sketch"
+    )
+    products: str | None = options.option("Products of the sketch per prompt: a number (64 if not given), or auto.")
+    relative_error: float = options.option("Relative error of the mean profile at which --products auto stops.", 0.02)
+    readout: Literal["residual", "normed", "logits"] = options.option(
+        "Before or after the final norm, or the logits.", "residual"
+    )
+    pathway: Literal["total", "value", "score"] = options.option(
+        "All paths, those with every attention pattern held constant, or the rest.", "total"
+    )
+    query: int = options.option("The position read out; negative counts from the end.", -1)
+    from_layer: int = options.option("Sensitivity to this block's input instead of the embeddings.", 0)
+
+    def values(self) -> dict[str, Any]:
+        """As `profile` takes them, with `conditions`, `seeds` and `no_rope` for `units`.
+
+        Raises:
+            InputError: conditions, products or an initialization that there are not, or no fresh weights to use it for.
+        """
+        conditions = [part.strip() for part in self.conditions.split(",") if part.strip()]
+        if not conditions or not set(conditions) <= set(CONDITIONS) or len(set(conditions)) < len(conditions):
+            raise InputError(f"conditions '{self.conditions}' are not init, pretrained or both; as in init,pretrained")
+        check_rule(self.initialization)
+        if "init" not in conditions and (self.no_rope or self.initialization != CONFIG):
+            needs = "--no-rope" if self.no_rope else f"initialization '{self.initialization!s:.40}'"
+            raise InputError(f"{needs} has no use without fresh weights; add init to the conditions")
+        return vars(self) | {"conditions": conditions, "products": products(self.products)}
+
+
+def products(text: str | None) -> int | Literal["auto"] | None:
+    """A number of products, "auto" or none.
+
+    Raises:
+        InputError: something else, or more than there is memory or time for.
+    """
+    if text is None or text == "auto":
+        return text  # type: ignore[return-value]
+    if not text.lstrip("-").isdecimal():
+        raise InputError(f"products '{text}' is not a number; give a whole number, or auto")
+    if int(text) > options.MOST_PRODUCTS:
+        raise InputError(f"products={text} is more than is of any use; give at most {options.MOST_PRODUCTS}")
+    return int(text)
+
+
+def units(values: Mapping[str, Any]) -> list[Unit]:
+    """A unit for each condition, and for each seed of fresh weights."""
+    measured = {name: value for name, value in values.items() if name not in ("conditions", "seeds", "no_rope")}
+    rule = values["initialization"]
+    found = [Unit("pretrained", measured)] if "pretrained" in values["conditions"] else []
+    fresh = ["init"] * ("init" in values["conditions"]) + ["init-nope"] * values["no_rope"]
+    for condition in fresh:
+        for seed in range(values["seeds"]):
+            weights = partial(_fresh, seed=seed, positional=condition == "init", initialization=rule)
+            found.append(Unit(f"{condition} {seed}", measured, weights, {"seed": seed}))
+    return found
+
+
+def _fresh(model: View, **how: Any) -> View:
+    return model.reinitialized(how.pop("seed"), **how)
+
+
+def profile(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    theories: Sequence[str] | None = None,
+    by_path: bool = False,
+    initialization: Any = CONFIG,
+    pieces: Store | None = None,
+    progress: Progress | None = None,
+    **how: Any,
+) -> xr.Dataset:
+    """`jacobian` of one model with its theories beside it.
+
+    Args:
+        model, tokens, pieces, progress: as of `jacobian`; so are all of `how`.
+        theories: names of `KERNELS`, or "config"; what belongs to the pathway if not given, where the model's blocks can be
+            taken apart.
+        by_path: also the value and the score path, as the variables `value` and `score`.
+        initialization: what "config" draws from.
+
+    Returns:
+        The result of `jacobian` with `theory_NAME` [prompt, position].
+
+    Raises:
+        InputError: as `jacobian`; fewer than 8 positions up to the query, which have no middle.
+    """
+    at = how.get("query", -1)
+    if 0 <= (at + tokens.shape[1] if at < 0 else at) < SHORTEST - 1:
+        raise InputError(f"{tokens.shape[1]} tokens, query {at}: no middle to compare with; give at least {SHORTEST}")
+    pieces, pathway = pieces or Store(), how.pop("pathway", "total")
+    place = {name: how[name] for name in ("readout", "query", "from_layer") if name in how}
+    if theories is None:
+        layers = range(1 if model.offloaded else model.spec.blocks)  # the first stands for all that are fetched
+        theories = OF_PATHWAY[pathway] if all(model.parts(layer) is not None for layer in layers) else ()
+    share = 1 / (1 + AS_PRODUCTS * len(theories) / 64)
+    told = progress or (lambda done, total: None)
+    first = partial(_share, told, 0.0, share)
+    ds = jacobian(model, tokens, pathway="all" if by_path else pathway, pieces=pieces, progress=first, **how)
+    if by_path:
+        paths = {path: ds["sensitivity"].sel(pathway=path, drop=True) for path in ("value", "score")}
+        ds = ds.sel(pathway=pathway, drop=True)
+        for path, values in paths.items():
+            ds[path] = values.assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
+    for n, name in enumerate(theories):
+        part = (1 - share) / len(theories)
+        tell = partial(_share, told, share + n * part, part)
+        if name == "config":
+            predicted = kernel.second_moment_from_config(model, tokens=tokens, initialization=initialization)
+        else:
+            work = pieces.within(name)
+            predicted = kernel.second_moment(model, tokens, pieces=work, **KERNELS[name], **place, progress=tell)
+        ds[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
+    told(1.0, 1.0)
+    return ds
+
+
+def _share(progress: Progress, start: float, part: float, done: float, total: float) -> None:
+    progress(min(start + part * done / total, 1.0) if total else start, 1.0)
+
+
+def joined(results: Sequence[xr.Dataset], model: View) -> xr.Dataset:
+    """All conditions and seeds, and [Chowdhury]'s N^L: `theory_cesaro` [condition, position] with its best `alpha`."""
+    ds = combine(results)
+    at, lowest = options_of(ds)["query"], options_of(ds)["from_layer"]
+    windows = model.spec.windows[lowest:]
+    curves = np.full((ds.sizes["condition"], ds.sizes["position"]), np.nan, dtype=np.float32)
+    alphas = np.full(ds.sizes["condition"], np.nan)
+    measured = rms_profiles(ds)
+    for place, condition in enumerate(map(str, ds["condition"].values)):
+        mean = band([run.mean for run in measured[condition]]).centre
+        if np.count_nonzero(mean[: at + 1]) >= SHORTEST:
+            fit = fit_alpha(mean, len(windows), window=windows, query=at)
+            curves[place], alphas[place] = fit.curve, fit.alpha
+    ds["theory_cesaro"] = ("condition", "position"), curves, {"long_name": "N^L, fitted", "units": "1"}
+    ds["alpha"] = ("condition",), alphas, {"long_name": "alpha of N^L", "units": "1"}
+    return ds
+
+
+# ------------------------------------------------------------------------------------------------------------- headlines
+
+
+def logs(ds: xr.Dataset) -> xr.DataArray:
+    """Logarithms of the elasticity up to the query, means over seeds [prompt, condition, ..., position]; -inf for a zero."""
+    ds = by_condition(ds, "elasticity")
+    values = ds["elasticity"].isel(position=slice(int(options_of(ds)["query"]) + 1))
+    values = values.isel(layer=0, drop=True) if "layer" in values.dims else values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.log(values.astype(np.float64)).mean("seed")
+    return mean.transpose("prompt", "condition", ..., "position")
+
+
+def of_curve(values: Float[np.ndarray, "prompt *where position"], *, name: str) -> Float[np.ndarray, " *where"]:
+    """One of the numbers of the geometric mean over prompts (`probes.results.ushape`)."""
+    return np.apply_along_axis(lambda curve: numbers(curve)[name], -1, np.exp(values.mean(0)))
+
+
+def at_0(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndarray, " *where"]:
+    """The geometric mean's value at position 0."""
+    return np.exp(values.mean(0)[..., 0])
+
+
+def trough(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndarray, " *where"]:
+    """Position of the smoothed mean's minimum."""
+    every = np.moveaxis(values, 0, -2)  # [*where, prompt, position]
+    flat = every.reshape(-1, *every.shape[-2:])
+    return np.array([troughs(one, np.ones((1, len(one))))[0] for one in flat]).reshape(every.shape[:-2])
+
+
+SAID = {"first": "first 5 %", "middle": "middle", "last": "last", "primacy_behind_0": "primacy without position 0"}
+HEADLINES = [
+    Headline(SAID.get(name, name), logs, partial(of_curve, name=name), ratio=True)
+    for name in (*NUMBERS[3:], *NUMBERS[:3])
+]
+
+
+def verdict(primacy: Sequence[float], recency: Sequence[float]) -> str:
+    """Whether both ends stand above the middle, by their intervals (value, low, high)."""
+    lows, highs = (min(primacy[1], recency[1]), min(primacy[2], recency[2]))
+    return "undecided whether a U" if np.isnan(lows) or lows <= 1 < highs else "a U" if lows > 1 else "no U"
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """By condition, how far the ends of the profile stand above its middle."""
+    from ...headlines import numbers as numbers_of
+
+    lines = []
+    for model, ds in results.items():
+        found = {(n.name, n.where): n for n in numbers_of(MEASURE, ds)}
+        conditions = dict.fromkeys(where for name, where in found if name == "primacy")
+        parts = [
+            f"{condition}: {verdict(*(found[name, condition].interval[:3] for name in ('primacy', 'recency')))} "
+            f"(primacy {found['primacy', condition].text}, recency {found['recency', condition].text})"
+            for condition in conditions
+        ]
+        lines.append(f"{model}: {'; '.join(parts) or 'no profile has a middle'}.")
+    return lines
+
+
+COLUMNS = ("model", "condition", "seeds", *(h.name for h in HEADLINES), "trough", "sketch's error")
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """Every number of every condition, and how alike fresh profiles with and without positional encoding are."""
+    from ...headlines import numbers as numbers_of
+
+    rows, alike = [], []
+    for model, ds in results.items():
+        found = {(n.name, n.where): n.text for n in numbers_of(MEASURE, ds)}
+        for condition, runs in rms_profiles(ds).items() if "pathway" not in ds.dims else ():
+            first, seen = runs[0], runs[0].mean > 0
+            error = float(np.sqrt(np.mean((first.stderr[seen] / first.mean[seen]) ** 2)))
+            texts = [found.get((name, condition), "no middle") for name in COLUMNS[3:-1]]
+            rows.append([model, condition, str(len(runs)), *texts, "-" if np.isnan(error) else f"{error:.2%}"])
+        shapes = {condition: band([run.mean for run in runs]).centre for condition, runs in profiles(ds).items()}
+        if {"init", "init-nope"} <= set(shapes):
+            alike.append([model, number(spearman(shapes["init"], shapes["init-nope"]), ".3f")])
+    title = "Profiles" + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results))
+    more = Table("Fresh profiles with and without positional encoding", ("model", "rank correlation"), alike)
+    return [Table(title, COLUMNS, rows), *([more] if alike else [])]
+
+
+MEASURE = Measure(
+    name="jacobian",
+    question="How strongly does the output depend on each input position, fresh and trained?",
+    compute=profile,
+    options=Options,
+    units=units,
+    joined=joined,
+    headlines=(
+        *HEADLINES,
+        Headline("position 0", logs, at_0, ratio=True),
+        Headline("trough", logs, trough, jumps=True),
+    ),
+    answer=answer,
+    tables=tables,
+    chart=chart,
+    caption=CAPTION,
+    defaults={"prompts": 16},
+    trials={
+        "jacobian, exact": lambda model, tokens: jacobian(model, tokens[:1], readout="logits"),
+        "jacobian, sketch": lambda model, tokens: jacobian(
+            model, tokens[:2], method="sketch", products=32, pathway="all", from_layer="all"
+        ),
+        "jacobian, fresh weights": lambda model, tokens: jacobian(
+            model.reinitialized(0), tokens[:2], method="sketch", products=32
+        ),
+    },
+)
