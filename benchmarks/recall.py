@@ -16,7 +16,7 @@ from torch import Tensor
 
 import probes
 from probes.data.recall import Maker, Rung, read_template
-from probes.measures.retrieval import Asked, scores
+from probes.measures.retrieval.compute import Asked, scores
 
 
 def score(logits: Tensor, answer: tuple[int, ...]) -> float:

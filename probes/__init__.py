@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .figures import leakage_figure as leakage_figure
     from .figures import map_figure as map_figure
     from .figures import match_figure as match_figure
-    from .figures import retrieval_figure as retrieval_figure
     from .figures import sinks_figure as sinks_figure
     from .figures import theory_figure as theory_figure
     from .measure import chart as chart
@@ -59,8 +58,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure retrieval_figure "
-    "sinks_figure theory_figure",
+    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure sinks_figure theory_figure",
     "measure": "chart",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",

@@ -213,8 +213,11 @@ def pairing(a: xr.Dataset, b: xr.Dataset) -> tuple[str, Unit, Unit]:
     same = recorded(a, "tokens_sha256") == recorded(b, "tokens_sha256")
     if all("tokens" in ds for ds in (a, b)):
         same = np.array_equal(a["tokens"], b["tokens"])
-    if same or "prompt" not in a.dims:
-        unit = units(a if "document" in a.coords else b) if "prompt" in a.dims else np.zeros(0, dtype=int)
+    if not {"prompt", "context"} & set(a.dims):
+        nothing = np.zeros(0, dtype=int)
+        return "own", nothing, nothing
+    if same:
+        unit = units(a if "document" in a.coords else b)
         return "by prompt", unit, unit
     if all("document" in ds.coords for ds in (a, b)):
         names = [np.unique(ds["document"].values.astype(str)) for ds in (a, b)]
@@ -286,8 +289,12 @@ def _exp(change: Interval) -> Interval:
 
 
 def _said(how: str, a: xr.Dataset, b: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
-    counts = [ds.sizes.get("prompt", 0) for ds in (a, b)]
+    counts = [ds.sizes.get("prompt", ds.sizes.get("context", 0)) for ds in (a, b)]
     count = [len(np.unique(one)) for one in (unit, other_unit)]
+    if "context" in a.dims:
+        same = f"paired by list: both have the same {counts[0]} lists; units are {count[0]} sets without a common pair"
+        other = f"unpaired: other lists, {count[0]} sets without a common pair in A and {count[1]} in B"
+        return same if how == "by prompt" else f"{other}, taken as independent"
     what = ["prompts" if n == prompts else "documents" for n, prompts in zip(count, counts, strict=True)]
     if how == "by prompt":
         return f"paired by prompt: both have the same {counts[0]} prompts; units are {count[0]} {what[0]}"

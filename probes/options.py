@@ -51,6 +51,16 @@ def initialization() -> Any:
     return option(f"{text}{', '.join(PUBLISHED)}.", "config", metavar="RULE")
 
 
+def first() -> Any:
+    """What stands at position 0."""
+    return option("Position 0: auto (what the tokenizer puts first), bos, none, or a token id.", "auto")
+
+
+def seed() -> Any:
+    """Of everything that is drawn."""
+    return option("Seed of the windows' places and of everything else that is drawn.", 0, max=LARGEST_SEED)
+
+
 class Options:
     """A group of options."""
 
@@ -93,8 +103,8 @@ class Prompts(Options):
     chat: str | None = option(
         "Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
     )
-    first: str = option("Position 0: auto (what the tokenizer puts first), bos, none, or a token id.", "auto")
-    seed: int = option("Seed of the windows' places and of everything else that is drawn.", 0, max=LARGEST_SEED)
+    first: str = first()
+    seed: int = seed()
 
     def values(self) -> dict[str, Any]:
         """As `probes.data.prompts.draw` takes them."""

@@ -11,14 +11,14 @@ import pytest
 import torch
 from commands import bad_input, call
 from measured import complete
+from probes.figures.decode import _erased
+from probes.measures.ridge import STRENGTHS, targets
 from torch import Tensor
 
 import probes
-from probes.figures.decode import _erased
 from probes.measures import decode as measure
 from probes.measures.consequences import consequences
 from probes.measures.decode import Folds, erases_nothing, parse_erase
-from probes.measures.ridge import STRENGTHS, targets
 from probes.models.erase import log_position, other_orders
 from probes.models.view import Edit, View
 from probes.run.store import Store

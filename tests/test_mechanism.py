@@ -19,8 +19,8 @@ import probes
 from probes.data.recall import Couple
 from probes.errors import InputError
 from probes.measures import mechanism
-from probes.measures.mechanism import Differentiable, constant_first, traced
-from probes.measures.retrieval import memory, retrieval
+from probes.measures.retrieval import retrieval
+from probes.measures.retrieval.mechanism import Differentiable, constant_first, traced
 from probes.models.behind import Asked, Row
 from probes.models.view import Edit, View
 from probes.run.progress import Tally

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.measures import mechanism, mechanism_numbers
+from probes.measures.retrieval import mechanism, mechanism_numbers
 from probes.results.curves import spearman
 from probes.results.statistics import Interval
 

@@ -18,11 +18,11 @@ from lookup import Lookup
 import probes
 from probes.data.recall import RUNGS, Maker, Rung, Template, in_chat, read_template
 from probes.errors import InputError
-from probes.measures.mechanism_numbers import couples
-from probes.measures.recall_numbers import PLACES, carries_over, repeats, shape
-from probes.measures.retrieval import Asked, asked_depths, ladder, one_by_one, retrieval, scores
+from probes.measures.retrieval.compute import Asked, asked_depths, ladder, one_by_one, retrieval, scores
+from probes.measures.retrieval.recall_numbers import PLACES, carries_over, repeats, shape
 from probes.models.behind import continues
 from probes.models.view import View
+from probes.results.statistics import couples
 from probes.studies.retrieval import retrieval as study
 
 SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4, "candidates": 4}
@@ -71,7 +71,7 @@ def test_questions_together_score_as_one_pass_each(name, monkeypatch):
     asked.append(Asked(couple.questions[1][0], couple.answers[1][:1]))  # a control, whose row is shorter
     plain = [one_by_one(model, couple.contexts[0], one) for one in asked]
     for numbers in (1, 1 << 30):  # a row at a time, and all at once
-        monkeypatch.setattr("probes.measures.retrieval.NUMBERS_AT_ONCE", numbers)
+        monkeypatch.setattr("probes.measures.retrieval.compute.NUMBERS_AT_ONCE", numbers)
         for (found, greedy), (expected, said) in zip(scores(model, couple.contexts[0], asked), plain, strict=True):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
             assert greedy == said
@@ -222,7 +222,7 @@ def test_a_chat_puts_the_list_in_the_user_s_turn(tmp_path):
 
 
 def test_a_lookup_recalls_every_depth_and_climbs_the_ladder_to_its_end(monkeypatch):
-    monkeypatch.setattr("probes.measures.retrieval.RUNGS", (Rung(8), Rung(8, "alike"), Rung(10, "alike", 6)))
+    monkeypatch.setattr("probes.measures.retrieval.compute.RUNGS", (Rung(8), Rung(8, "alike"), Rung(10, "alike", 6)))
     ds = retrieval(Lookup(tiny().tokenizer), contexts=4, pilot=2, candidates=5)
     assert ds["pilot_exact"].values.tolist() == [1, 1, 1]
     assert list(ds["rung"].values)[-1] == "10 pairs, keys alike, 6 digits"
@@ -235,7 +235,7 @@ def test_a_lookup_recalls_every_depth_and_climbs_the_ladder_to_its_end(monkeypat
 
 
 def test_the_ladder_ends_below_what_does_not_fit_the_model(monkeypatch):
-    monkeypatch.setattr("probes.measures.retrieval.RUNGS", (Rung(8), Rung(9), Rung(60)))
+    monkeypatch.setattr("probes.measures.retrieval.compute.RUNGS", (Rung(8), Rung(9), Rung(60)))
     model = Lookup(tiny().tokenizer)
     model.spec = replace(model.spec, max_length=200)
     ds = retrieval(model, contexts=2, pilot=2, candidates=1)

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import probes
 from probes import InputError
-from probes.measures.mechanism import Differentiable
-from probes.measures.retrieval import scores
+from probes.measures.retrieval.compute import scores
+from probes.measures.retrieval.mechanism import Differentiable
 from probes.models.behind import Asked, Row
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}

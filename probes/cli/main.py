@@ -18,7 +18,6 @@ import typer
 from ..errors import InputError
 from ..measure import questions
 from ..run import processes
-from .behaviour import retrieval
 from .console import given, standing
 from .measures import Commands
 from .measuring import bos_swap, inspect, leakage, sinks
@@ -29,9 +28,9 @@ BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
-SHARED = ("sinks", "leakage", "bos-swap", "retrieval", *questions())
+SHARED = ("sinks", "leakage", "bos-swap", *questions())
 COMMANDS = [map_, sinks, leakage, bos_swap]
-COMMANDS += [retrieval, inspect, toy, report, compare, export, pretrain, families, selftest]
+COMMANDS += [inspect, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
   headwater theory tiny-llama

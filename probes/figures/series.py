@@ -9,13 +9,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xarray as xr
 
-from ..measures import mechanism_numbers
 from ..measures.agreement import averaged, fractions, taken_at
 from ..measures.leakage import resolved
 from ..measures.match_result import positive, samples
+from ..measures.retrieval import mechanism_numbers
 from ..results.curves import Profile, band
 from ..results.profiles import profiles
-from ..results.statistics import jackknife
+from ..results.statistics import couples, jackknife
 from ..results.theory_map import Row, rows
 from .palette import (
     BEFORE,
@@ -160,7 +160,7 @@ def key_curves(ds: xr.Dataset) -> dict[str, Curve]:
 
 def recall_curves(ds: xr.Dataset, *names: str) -> list[Curve]:
     """Means over contexts by the depth of the pair, with intervals over couples of contexts."""
-    unit, found = mechanism_numbers.couples(ds), []
+    unit, found = couples(ds), []
     for name in names:
         mean, low, high = jackknife(lambda some: some.mean(0), ds[name].values, unit)
         look: dict[str, Any] = {"label": RECALL[name].label, "of": {"variable": name}, "band": "95 %"}

@@ -32,6 +32,8 @@ import xarray as xr
 from jaxtyping import Float, Int, Num
 from scipy.stats import t as student
 
+from .dataset import options_of
+
 INTERVAL = (2.5, 97.5)  # percentiles
 
 
@@ -63,8 +65,18 @@ def _quantile(share: float, freedom: float | int) -> float:
 
 
 def units(ds: xr.Dataset) -> Int[np.ndarray, " prompt"]:
-    """The number of each prompt's unit: its document, or the prompt itself where there is none or one alone."""
+    """The number of each prompt's unit: its document, or the prompt itself where there is none or one alone.
+
+    Of lists of keys and values (`context`) their `couples`.
+    """
+    if "context" in ds.dims:
+        return couples(ds)
     return numbered(ds["document"].values) if "document" in ds.coords else np.arange(ds.sizes["prompt"])
+
+
+def couples(ds: xr.Dataset, along: str = "context") -> Int[np.ndarray, " _"]:
+    """The unit that each list belongs to: each of a couple is the other's control, and orders share their pairs."""
+    return ds[along].values // (2 * options_of(ds).get("orders", 1))
 
 
 def numbered(documents: Sequence[str] | np.ndarray) -> Int[np.ndarray, " prompt"]:

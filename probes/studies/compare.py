@@ -38,9 +38,8 @@ from jaxtyping import Float, Int
 from ..compare import compare_results as by_headlines
 from ..errors import InputError
 from ..measure import measure_of
-from ..measures.mechanism_numbers import couples
 from ..results.dataset import Result, number_types, opened, options_of, recorded, stored
-from ..results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
+from ..results.statistics import Interval, apart, couples, ends, jackknifed, paired, resampling, units
 from ..results.tables import Report, Table, interval, number
 from .compare_numbers import MEASUREMENTS, Number, Sample, alone, measurement
 

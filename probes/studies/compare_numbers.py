@@ -17,12 +17,10 @@ from jaxtyping import Float
 
 from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
-from ..measures.mechanism_numbers import statements
 from ..measures.sinks import RULES
 from ..results.curves import estimate
 from ..results.dataset import options_of
 from ..results.statistics import Interval
-from ..results.ushape import SHORTEST, beginning, numbers, troughs
 
 Values: TypeAlias = Float[np.ndarray, "prompt ..."]
 
@@ -122,33 +120,10 @@ def _of_recall(of: str, ds: xr.Dataset) -> Found:
             yield (of, f"recall, {said}, change"), Number(_own(ds, name))
 
 
-def _of_retrieval(ds: xr.Dataset) -> Found:
-    """Recall over all depths and by depth; with a mechanism, what it says of recall."""
-    exact, logs = (ds[name].values for name in ("exact", "log_p"))
-    for said, name in {"exact": "exact", "log p": "log_p", "gain": "gain"}.items():
-        yield ("all depths", said), Number(Sample(ds[name].values, _mean))
-    if (depths := logs.shape[1]) >= SHORTEST:
-        parts = {"first 5 %": slice(beginning(depths)), "middle half": slice(depths // 4, depths - depths // 4)}
-        for said, at in (parts | {"last": slice(-1, None)}).items():
-            yield ("by depth", f"{said}, exact"), Number(Sample(exact[:, at], _mean))
-        for name in ("primacy", "recency"):
-            ratio: Any = lambda some, name=name: numbers(np.exp(some.mean(0)))[name]  # noqa: E731
-            yield ("by depth", name), Number(Sample(logs, ratio), size=True)
-        least = Sample(
-            logs,
-            lambda some: float(troughs(some, np.ones((1, len(some))))[0]) / (depths - 1),
-            lambda some, weights: troughs(some, weights) / (depths - 1),
-        )
-        yield ("by depth", "least at"), Number(least)
-    for one in statements(ds) if "sensitivity" in ds else ():
-        yield ("mechanism", one.name), Number(one.number)
-
-
 MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
     "sinks": _of_sinks,
     "leakage": _of_leakage,
     "bos-swap": _of_bos_swap,
-    "retrieval": _of_retrieval,
 }
 
 

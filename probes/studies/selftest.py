@@ -40,7 +40,6 @@ from ..measure import measure, questions
 from ..measures.bos_swap import bos_swap
 from ..measures.inspect import inspect
 from ..measures.leakage import leakage
-from ..measures.retrieval import retrieval
 from ..measures.sinks import sinks
 from ..models.load import load
 from ..models.view import View
@@ -70,9 +69,6 @@ MEASURES: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
         bos_swap, replacement="mean@1:keys", profile_prompts=1, products=32, recall=2, **RESAMPLED
     ),
     "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, **RESAMPLED),
-    "retrieval": lambda model, tokens: retrieval(
-        model, pairs=8, contexts=4, candidates=4, mechanism=2, mechanism_depths=2, fisher=True, profile_prompts=1
-    ),
     "inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32),
 }
 MEASURES |= {trial: call for name in questions() for trial, call in measure(name).trials.items()}

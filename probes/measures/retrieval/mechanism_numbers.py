@@ -27,9 +27,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from ..results.curves import spearman
-from ..results.dataset import options_of
-from ..results.statistics import Interval, jackknife, jackknifed
+from ...results.curves import spearman
+from ...results.statistics import Interval, couples, jackknife, jackknifed
 
 RANK_MARGIN, VARIANCE_MARGIN = 0.3, 0.02
 FEWEST = 6  # couples, for an interval
@@ -166,11 +165,6 @@ def _at_places(ds: xr.Dataset, name: str) -> Float[np.ndarray, "traced place"]:
 def _over_couples(estimate: object, values: np.ndarray, unit: np.ndarray) -> Interval:
     found = jackknifed(estimate, values, unit)  # type: ignore[arg-type]
     return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
-
-
-def couples(ds: xr.Dataset, along: str = "context") -> np.ndarray:
-    """The unit that each context belongs to: each of a couple is the other's control, and orders share their pairs."""
-    return ds[along].values // (2 * options_of(ds).get("orders", 1))
 
 
 def by_depth(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from ..errors import InputError
-from ..results.dataset import options_of
-from ..results.statistics import Interval, jackknifed
-from ..results.ushape import SHORTEST, beginning, middle_of, shape_over
-from .mechanism_numbers import couples, log_distance
+from ...errors import InputError
+from ...results.dataset import options_of
+from ...results.statistics import Interval, couples, jackknifed
+from ...results.ushape import SHORTEST, beginning, middle_of, shape_over
+from .mechanism_numbers import log_distance
 
 TROUGHS = 1000  # resamples for where recall is lowest
 PLACES: Mapping[str, Callable[[xr.Dataset], np.ndarray]] = {

@@ -44,20 +44,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..data.prompts import FirstToken, prompts
-from ..data.recall import Couple
-from ..errors import InputError
-from ..models.behind import Asked, Row, continues
-from ..models.checks import not_finite
-from ..models.initialization import Rule
-from ..models.view import Edit, View
-from ..results.curves import band
-from ..results.variables import Variable
-from ..run.precision import double, precise
-from ..run.progress import Tally
-from ..run.store import Piece, Store
-from ..theory.kernel import second_moment
-from .jacobian import jacobian
+from ...data.prompts import FirstToken, prompts
+from ...data.recall import Couple
+from ...errors import InputError
+from ...models.behind import Asked, Row, continues
+from ...models.checks import not_finite
+from ...models.initialization import Rule
+from ...models.view import Edit, View
+from ...results.curves import band
+from ...results.variables import Variable
+from ...run.precision import double, precise
+from ...run.progress import Tally
+from ...run.store import Piece, Store
+from ...theory.kernel import second_moment
+from ..jacobian import jacobian
 
 DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question, and splits of all questions
 PASS = 4  # plain questions behind a context that take as long as one backward pass, about

@@ -34,20 +34,20 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ..data.prompts import FirstToken
-from ..data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
-from ..errors import InputError
-from ..models.behind import Asked, Row, continues
-from ..models.checks import not_finite
-from ..models.given import takes_model
-from ..models.initialization import CONFIG, Rule
-from ..models.view import View
-from ..results.dataset import dataset, provenance
-from ..results.variables import Variable, labelled
-from ..run.memory import Retry, parts
-from ..run.precision import double
-from ..run.progress import Progress, Tally
-from ..run.store import Piece, Store
+from ...data.prompts import FirstToken
+from ...data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
+from ...errors import InputError
+from ...models.behind import Asked, Row, continues
+from ...models.checks import not_finite
+from ...models.given import takes_model
+from ...models.initialization import CONFIG, Rule
+from ...models.view import View
+from ...results.dataset import dataset, provenance
+from ...results.variables import Variable, labelled
+from ...run.memory import Retry, parts
+from ...run.precision import double
+from ...run.progress import Progress, Tally
+from ...run.store import Piece, Store
 from . import mechanism as mechanisms
 
 CONTEXTS, PILOT, CANDIDATES = 100, 8, 36
@@ -393,13 +393,3 @@ def one_by_one(model: View, context: Sequence[int], asked: Asked) -> Scored:
         log_p.append(float(logits[torch.arange(len(answer)), torch.tensor(answer)].sum()))
         greedy = greedy or (n == 0 and logits.argmax(-1).tolist() == list(answer))
     return np.array(log_p), greedy
-
-
-def memory(model: View, length: int, question: int, *, mechanism: bool = False) -> int:
-    """Bytes above the model's own that a context of so many tokens takes with its questions of so many."""
-    spec, size = model.spec, model.dtype.itemsize
-    cache = 2 * spec.blocks * spec.kv_heads * spec.head_dim * length * size
-    row = question * max(spec.vocabulary, spec.heads * (length + question))
-    # Logits, their exponentials and weights of the rows that run together; streams and q, k, v of the context's own pass.
-    plain = cache + 3 * 4 * max(row, NUMBERS_AT_ONCE) + 8 * length * spec.width * size
-    return max(plain, mechanisms.memory(model, length, question)) if mechanism else plain
