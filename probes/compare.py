@@ -40,7 +40,7 @@ COLUMNS = ("number", "of", "A", "B", "B against A", "interval")
 # Options that decide no number: what is resampled and drawn, and the name of the measurement.
 ASIDE = ("measurement", "seed", "bootstrap", "documents", "pictures")
 
-Unit: TypeAlias = Int[np.ndarray, " prompt"]
+Unit: TypeAlias = Int[np.ndarray, " _"]  # of each prompt; two results have as many as they like
 Key: TypeAlias = tuple[str, str]  # a headline's name and place
 
 
@@ -107,6 +107,7 @@ def compare_results(a: Result, b: Result) -> Comparison:
     lengths = [ds.sizes.get("position") for ds in (a, b)]  # lists have none: their ends and middles are compared
     if lengths[0] != lengths[1]:
         raise InputError(f"prompts of A have {lengths[0]} tokens, those of B {lengths[1]}; measure both at one length")
+    remarks = differing(a, b)
     a, b = _one_condition(a, b)
     every = [{(n.name, n.where): n for n in numbers(measure, ds)} for ds in (a, b)]
     samples = [_samples(measure, ds) for ds in (a, b)]
@@ -117,7 +118,6 @@ def compare_results(a: Result, b: Result) -> Comparison:
         rows.append(_row(every[0][key], every[1][key], both, how, *unit))
     if not rows:
         raise InputError("the results have no number in common; measure both with the same options")
-    remarks = differing(a, b)
     for letter, some, others in (("A", *every), ("B", *reversed(every))):
         alone = [f"{name} ({of})" if of else name for name, of in some if (name, of) not in others]
         remarks += [f"only in {letter}, or known only there: {', '.join(alone)}"] if alone else []
@@ -139,15 +139,22 @@ def _measure(a: xr.Dataset, b: xr.Dataset) -> Measure:
 
 def _one_condition(a: xr.Dataset, b: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
     """Results of one condition each, which may be two: both are called by the two names."""
-    conditions = [list(map(str, ds["condition"].values)) if "condition" in ds.dims else [] for ds in (a, b)]
-    if not all(conditions) or set(conditions[0]) & set(conditions[1]):
+    conditions = [
+        list(map(str, ds["condition"].values if "condition" in ds.dims else [ds.attrs.get("condition", "")]))
+        for ds in (a, b)
+    ]
+    if set(conditions[0]) & set(conditions[1]):
         return a, b
     if len(conditions[0]) > 1 or len(conditions[1]) > 1:
         raise InputError(
             f"A has {', '.join(conditions[0])}, B {', '.join(conditions[1])}; compare results with a condition in common"
         )
-    both = [" / ".join((conditions[0][0], conditions[1][0]))]
-    return a.assign_coords(condition=both), b.assign_coords(condition=both)
+    both = " / ".join((conditions[0][0], conditions[1][0]))
+
+    def renamed(ds: xr.Dataset) -> xr.Dataset:
+        return ds.assign_coords(condition=[both]) if "condition" in ds.dims else ds.assign_attrs(condition=both)
+
+    return renamed(a), renamed(b)
 
 
 def _samples(measure: Measure, ds: xr.Dataset) -> dict[Key, Samples]:

@@ -83,13 +83,12 @@ def spread_over(
         drawn = resampling(len(samples), DRAWS, 0, documents=list(map(str, unit)))
         prompts = np.arange(len(samples))
         whole = np.stack([np.asarray(mean(samples[np.repeat(prompts, counts)])) for counts in drawn])
-        return whole[0], *ends(whole)
+        return np.asarray(whole[0]), *ends(whole)
     if not headline.ratio:
         return jackknife(mean, samples, unit)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = jackknife(lambda some: np.log(mean(some)), samples, unit)
-    whole, low, high = (np.exp(end) for end in logs)
-    return np.asarray(mean(samples)), low, high
+    return np.asarray(mean(samples)), np.asarray(np.exp(logs[1])), np.asarray(np.exp(logs[2]))
 
 
 def sampled(headline: Headline, values: xr.DataArray) -> tuple[np.ndarray, list[str], Mean]:

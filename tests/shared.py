@@ -13,33 +13,40 @@ from typing import Any
 import torch
 
 import probes
+from probes.loop import run
+from probes.measure import measure
 from probes.measures.leakage import leakage
+from probes.options import Prompts
 from probes.run import processes
-from probes.studies.retrieval import retrieval
-from probes.studies.study import Settings, study
 from probes.studies.survey import survey
 from probes.theory.kernel import second_moment
 
 SURVEYS: dict[str, dict[str, Any]] = {
     "sinks": {"prompts": 5, "length": 32, "options": {"reacts": "mean"}},
-    "trajectory": {"prompts": 5, "length": 32, "options": {"starts": 4}},
     "leakage": {"prompts": 5, "length": 32, "options": {"bootstrap": 9}},
     "bos-swap": {
         "prompts": 4,
         "length": 32,
         "options": {"replacement": ["mean", "zero"], "bootstrap": 9, "products": 20},
     },
-    "decode": {"prompts": 9, "length": 32, "options": {"erase": (2,), "bootstrap": 9, "recall": 0}},
 }
-STUDIES: dict[str, Settings] = {
-    "jacobian": Settings(prompts=3, length=24, seeds=1, products=40),
-    "auto": Settings(prompts=3, length=24, products="auto", relative_error=0.01, conditions=("pretrained",)),
-    "resumed": Settings(prompts=3, length=24, products="auto", relative_error=0.01, conditions=("pretrained",)),
-    "theory": Settings(prompts=3, length=24, seeds=1, products=40, theories=("uniform", "values"), by_path=True),
+AUTO: dict[str, Any] = {"products": "auto", "relative_error": 0.01, "conditions": "pretrained"}
+# By folder: the measure, prompts and their length, options.
+RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "trajectory": ("trajectory", 5, 32, {"starts": 4}),
+    "decode": ("decode", 9, 32, {"erase": "2", "bootstrap": 9, "recall": 0}),
+    "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": "40"}),
+    "auto": ("jacobian", 3, 24, AUTO),
+    "resumed": ("jacobian", 3, 24, AUTO),
+    "theory": ("theory", 3, 24, {"seeds": 1, "products": "40"}),
+    "retrieval": (
+        "retrieval",
+        0,
+        0,
+        {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6, "candidates": 3, "pilot": 2}
+        | {"mechanism": 4, "mechanism_depths": 2, "profile_prompts": 2},
+    ),
 }
-RECALL: dict[str, Any] = {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6, "candidates": 3, "depths": None}
-RECALL |= {"template": "sentences", "chat": False, "pilot": 2, "first": "auto", "seed": 0, "orders": 1}
-RECALL |= {"mechanism": 4, "mechanism_depths": 2, "profile_prompts": 2}
 SECOND_ROUND = 150  # products of three prompts, 32 for each in the first round and no less in the second
 
 
@@ -47,9 +54,15 @@ def everything(folder: Path) -> None:
     """Run all studies; results into folders of their names."""
     for name, given in SURVEYS.items():
         survey(["tiny-llama"], folder / name, name, **given)  # type: ignore[arg-type]
-    for name, settings in STUDIES.items():
-        study(["tiny-llama"], folder / name, settings, name="theory" if name == "theory" else "jacobian")
-    retrieval(["tiny-llama"], folder / "retrieval", RECALL)
+    for name in RUNS:
+        one(name, folder)
+
+
+def one(name: str, folder: Path, advance: Any = None) -> None:
+    """One of `RUNS`, into a folder of its name."""
+    called, count, length, options = RUNS[name]
+    how = measure(called)
+    run(how, ["tiny-llama"], folder / name, how.options(**options), Prompts(count, length), advance=advance)
 
 
 def begin(folder: Path) -> None:
@@ -60,7 +73,7 @@ def begin(folder: Path) -> None:
             raise KeyboardInterrupt
 
     with suppress(KeyboardInterrupt):
-        study(["tiny-llama"], folder / "resumed", STUDIES["resumed"], advance=stop)
+        one("resumed", folder, stop)
     assert list((folder / "resumed" / "unfinished").rglob("*.npz"))
 
 

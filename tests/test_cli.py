@@ -19,11 +19,10 @@ from commands import call
 import probes
 from probes.cli import main as cli
 from probes.errors import InputError
-from probes.measure import questions
+from probes.measure import measure, questions
 from probes.results.dataset import load
 from probes.studies.map import Place
-from probes.studies.runner import Given, Loading
-from probes.studies.study import Settings, study
+from probes.studies.runner import Given
 from probes.studies.survey import PROBES, survey
 from toy.pretrain import Options, run
 from toy.recipes import RECIPES
@@ -146,10 +145,8 @@ def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
 
 
 FEW = "--prompts 4 --length 20"
-TABLED = {  # besides jacobian, which writes no table
-    "theory": SMALL,
+TABLED = {
     "sinks": f"{FEW} --top 2 --pictures 1 --keys all --evict 0,2 --keep 8",
-    "decode": "--prompts 8 --length 20 --erase 1 --bootstrap 20 --lags 1,2 --bands 3-11",
     "leakage": f"{FEW} --bootstrap 20 --lags 1,2 --bands 3-11,12-19",
     "bos-swap": f"{FEW} --replace mean,17 --bootstrap 20 --lags 1-2 --bands 3-19 --profile-prompts 1 --products 8",
 }
@@ -157,38 +154,29 @@ TABLED = {  # besides jacobian, which writes no table
 
 @pytest.mark.parametrize(
     "command",
-    ["jacobian", *(pytest.param(c, marks=pytest.mark.slow) if c in ("leakage", "bos-swap") else c for c in TABLED)],
+    [pytest.param(c, marks=pytest.mark.slow) if c in ("leakage", "bos-swap") else c for c in TABLED],
 )
 def test_commands_write_what_they_say(monkeypatch, capfd, tmp_path, ape, command):
     monkeypatch.setenv("COLUMNS", "120")
     out = tmp_path / "out"
-    given = TABLED.get(command, f"--no-rope {SMALL}")
-    words = f"{command} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} {given}"
+    words = f"{command} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} {TABLED[command]}"
     assert call(monkeypatch, *words.split()) == 0
     shown, err = capfd.readouterr()
-    assert "MiB above the model's" in err
+    assert ("MiB above the model's" in err) == (command in ("sinks", "leakage"))
     assert "nan" not in shown
-    written = [out / f"{command}.{ending}" for ending in ("nc", "png", "svg", "md")[: None if command in TABLED else 3]]
+    written = [out / f"{command}.{ending}" for ending in ("nc", "png", "svg", "md")]
     written += [out / "sinks-heads.csv"] * (command == "sinks")
     assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
     assert sorted(out.iterdir()) == sorted(written)
     assert probes.load_result(out / f"{command}.nc").attrs["command"] == f"headwater {words}"
     printed = [line.split() for line in shown.splitlines() if line.split()[:1] == ["ape"]]
-    if command == "jacobian":
-        assert [row[1] for row in printed] == ["pretrained", "init", "init-nope"]
-        assert "ape: rank correlation of init with and without positional encoding " in shown
-        return
     page = (out / f"{command}.md").read_text(encoding="utf-8").splitlines()
     assert page[2] == f"`headwater {words}`"
     rows = [line.replace("|", " ").split() for line in page if line.startswith("| ape ")]
     assert len(rows) >= 2
     assert sorted(printed) == sorted(rows)
-    if command == "theory":
-        assert page[0].startswith("# ")
-        assert [row[1] for row in printed] == ["pretrained", "init"]
-    else:
-        assert shown.splitlines()[0] == page[0].removeprefix("# ")
-        assert page[4] in " ".join(shown.split())  # what was measured, and what the columns are
+    assert shown.splitlines()[0] == page[0].removeprefix("# ")
+    assert page[4] in " ".join(shown.split())  # what was measured, and what the columns are
 
 
 def defaults(function: Callable[..., Any], *kinds: Any) -> dict[str, Any]:
@@ -211,18 +199,20 @@ def agree(command: str, library: dict[str, Any], without: str, **own: Any) -> No
 
 def test_defaults_are_those_of_the_library():
     # Written out twice, because help may not import torch.
-    agree("pretrain", defaults(run, Options), "command bos")
+    agree("pretrain", defaults(run, Options), "command bos advance")
     agree("inspect", defaults(probes.inspect), "pieces progress")
-    theories = "theories by_path"  # of `headwater theory`
-    others = f"advance told name finish write split_over ablate {theories}"
-    agree("jacobian", defaults(study, Loading, Settings), others, conditions=",".join(Settings().conditions))
     others = "options reporting advance told write split_over ablate pieces progress per_prompt before documents"
     # What the command line writes differently, or chooses otherwise: differences of variances need more prompts than means.
-    own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8", "erase": "all"}
+    own = {"keys": None, "reacts": "mean", "pictures": 3, "effect": "off", "lags": "1-8"}
     for probe in set(PROBES) - set(questions()):
         library = defaults(survey, Given) | defaults(PROBES[probe].measure)
         agree(probe, library, others, prompts={"leakage": 256, "bos-swap": 128}.get(probe, 32), **own)
     assert defaults(PROBES["leakage"].measure)["lags"] == tuple(range(1, 9))
+    for name in questions():
+        one = measure(name)
+        library, offered = defaults(probes.jacobian if name == "theory" else one.compute), one.options().values()
+        both = (set(offered) & set(library)) - {"method"}  # the command sketches, the library is exact
+        assert {key: offered[key] for key in both} == {key: library[key] for key in both}, name
 
 
 @pytest.mark.parametrize("function", cli.COMMANDS, ids=lambda function: function.__name__)

@@ -11,18 +11,15 @@ import pytest
 import torch
 from commands import bad_input, call
 from measured import complete
-from probes.figures.decode import _erased
-from probes.measures.ridge import STRENGTHS, targets
 from torch import Tensor
 
 import probes
-from probes.measures import decode as measure
 from probes.measures.consequences import consequences
-from probes.measures.decode import Folds, erases_nothing, parse_erase
+from probes.measures.decode import MEASURE, Folds, acting, answer, compute, erases_nothing, parse_erase
+from probes.measures.decode.ridge import STRENGTHS, targets
 from probes.models.erase import log_position, other_orders
 from probes.models.view import Edit, View
 from probes.run.store import Store
-from probes.studies.decode import decode_report
 from toy.model import initial
 from toy.view import Toy
 
@@ -154,7 +151,7 @@ def test_cross_fitted_readers_are_those_of_plain_loops(position, tmp_path, monke
             assert float(ds[variable][layer]) == pytest.approx(by_prompt.mean(), abs=1e-6)
             if variable == "r2":
                 np.testing.assert_allclose(ds.r2_by_prompt[:, layer], by_prompt, atol=1e-6)
-    monkeypatch.setattr("probes.measures.decode.SUMS_BYTES", 1)  # a pass for every layer
+    monkeypatch.setattr("probes.measures.decode.compute.SUMS_BYTES", 1)  # a pass for every layer
     again = probes.decode(model, tokens, erase=(), documents=names, seed=4)
     np.testing.assert_allclose(again.r2, ds.r2, rtol=0, atol=1e-12)
 
@@ -271,12 +268,11 @@ def test_an_erasure_of_nothing_has_no_effect_to_show():
     at = list(map(str, found["intervention"].values)).index("means all")
     empty["rank"][at] = np.where(np.isfinite(found["rank"].values[at]), 0, np.nan)
     assert erases_nothing(empty.isel(intervention=at))
-    report = decode_report({"toy": empty})
-    (row,) = (row for row in report.tables[0].rows if row[1] == "means all")
+    (row,) = (row for row in MEASURE.tables({"toy": empty})[0].rows if row[1] == "means all")
     assert set(row[4:]) == {"-"}
-    assert any("means all: no direction is more than noise" in line for line in report.lines)
-    drawn = [curve for curve in _erased(empty, "loss_change", beside=False) if curve.label == "span of position means"]
-    assert not any(len(curve.x) for curve in drawn)
+    assert "means all" not in acting(empty)["intervention"].values
+    empty["rank"][:] = 0
+    assert "nothing is erased" in answer({"toy": empty})[0]
 
 
 def test_documents_are_never_on_both_sides():
@@ -313,9 +309,9 @@ def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):
     ds = probes.load_result(tmp_path / "decode.nc")
     assert ds.recall_log_p.shape == ds.recall_exact.shape == (5,)
     assert ds.attrs["not_measured"] == ""
-    shown = capsys.readouterr().out
-    assert "direction 3" in shown
-    assert "Position in the stream" in shown
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "without the direction 3 the loss changes by" in shown
+    assert "Position in the stream" in (tmp_path / "decode.md").read_text(encoding="utf-8")
     assert all((tmp_path / f"decode.{end}").stat().st_size for end in ("png", "svg", "md"))
 
 
@@ -324,7 +320,7 @@ def test_what_cannot_be_measured_is_said(tmp_path):
     assert "lets every query see a prefix" in left.attrs["not_measured"]
     assert "has no tokenizer" in left.attrs["not_measured"]
     assert not {"residual", "recall_log_p"} & set(left)
-    probes.decode_figure(left, path=tmp_path / "left.png")
+    probes.chart(left, path=tmp_path / "left.png")
 
 
 def test_places_from_the_command_line():
@@ -354,7 +350,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: probes.erased(toys.made(), reference=prompts(1)), "reference has shape [1, 12]; give at least 2 prompts"),
     (lambda: probes.erased(toys.made(), layer=True, reference=prompts(4)), "layer 'True' does not exist"),
     (lambda: probes.erased(toys.made(), reference=NOTHING), "give reference=probes.prompts(model)"),
-    (lambda: probes.decode_figure({}), "no results to draw"),
+    (lambda: probes.chart({}), "no results of one measure to draw"),
 ]
 
 
@@ -376,8 +372,8 @@ def test_a_stopped_command_resumes_with_the_same_numbers(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return explained(*given, **named)
 
-    explained = measure.explained
-    monkeypatch.setattr(measure, "explained", stopping)
+    explained = compute.explained
+    monkeypatch.setattr(compute, "explained", stopping)
     with pytest.raises(KeyboardInterrupt):
         probes.decode(model, tokens, rank=2, pieces=Store(tmp_path), **QUICK)
     again = probes.decode(model, tokens, rank=2, pieces=Store(tmp_path), **QUICK)

@@ -81,7 +81,7 @@ def test_a_results_own_interval_is_kept_and_what_a_result_lacks_is_left_out(resu
 
 
 def test_every_measure_of_the_registry_has_a_question_and_numbers(model):
-    tokens = probes.prompts(model, n=3, length=32)
+    tokens = probes.prompts(model, n=8, length=32)
     for name in questions():
         one = measure(name)
         assert one.name == name

@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig
 
 import probes
 from probes import Initialization, InputError, born, fresh
+from probes.measures.jacobian import Options
 from probes.models.fresh import initialization_of
 from probes.models.huggingface import HuggingFaceView
 from probes.models.identity import weights_hash
 from probes.models.initialization import ASSUMED, KINDS, PUBLISHED
 from probes.models.load import CHECKPOINTS
 from probes.models.view import Birth, Norm, Parts, View
-from probes.studies.study import Settings
 from toy.model import Architecture, initial
 from toy.view import Toy
 
@@ -278,7 +278,7 @@ NO_DEVIATION = "from 1e-06 to 10, as 0.02 or 1/24"
 )
 def test_unusable_rules_are_refused(rule, says, unchecked):
     begins = rf"\Ainitialization '{'' if says == NO_RULE else 'uniform '}{re.escape(str(rule))}' "
-    for function in (fresh, born, lambda c, initialization: Settings(initialization=initialization)):
+    for function in (fresh, born, lambda c, initialization: Options(initialization=initialization).values()):
         with pytest.raises(InputError, match=begins + "[^\n]*" + re.escape(says)):
             function(FAMILIES["llama"](), initialization=rule)
     with pytest.raises(InputError, match=r"'odd' has deviation -1 \(gate\)"):

@@ -28,9 +28,6 @@ DRAWN: dict[str, tuple[Callable[..., Figure], str]] = {
     "leakage": (figures.leakage_figure, "leakage"),
     "bos-swap": (figures.bos_figure, "bos-swap"),
     "interventions": (figures.bos_figure, "interventions/bos-swap"),
-    "decode": (figures.decode_figure, "decode"),
-    "retrieval": (figures.retrieval_figure, "retrieval"),
-    "mechanism": (figures.retrieval_figure, "mechanism/retrieval"),
 }
 
 

@@ -18,13 +18,14 @@ from torch import Tensor
 import probes
 from probes.data.recall import Couple
 from probes.errors import InputError
+from probes.loop import run
+from probes.measure import measure
 from probes.measures import mechanism
 from probes.measures.retrieval import retrieval
 from probes.measures.retrieval.mechanism import Differentiable, constant_first, traced
 from probes.models.behind import Asked, Row
 from probes.models.view import Edit, View
 from probes.run.progress import Tally
-from probes.studies.retrieval import retrieval as study
 from probes.theory.kernel import second_moment
 
 LINES, LINE, VALUE = 4, 6, 2  # lines of so many tokens, the last ones but one the value's
@@ -318,17 +319,17 @@ def test_what_cannot_be_traced_is_refused(options, said):
 
 
 def test_an_interrupted_mechanism_resumes_with_the_same_result(tmp_path):
-    more = {"depths": None, "template": "sentences", "chat": False, "pilot": 2, "first": "auto", "seed": 0, "orders": 1}
-    options = SMALL | TRACED | more
-    whole = study(["tiny-llama"], tmp_path / "whole", options)["tiny-llama"]
+    how = measure("retrieval")
+    options = how.options(**SMALL | TRACED, pilot=2)
+    whole = run(how, ["tiny-llama"], tmp_path / "whole", options)["tiny-llama"]
 
     def stop(_: str, done: float, total: float) -> None:
         if done > 0.8 * total:  # within the second traced context
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        study(["tiny-llama"], tmp_path / "cut", options, advance=stop)
-    again = study(["tiny-llama"], tmp_path / "cut", options)["tiny-llama"]
+        run(how, ["tiny-llama"], tmp_path / "cut", options, advance=stop)
+    again = run(how, ["tiny-llama"], tmp_path / "cut", options)["tiny-llama"]
     xr.testing.assert_equal(whole, again)
 
 
@@ -336,7 +337,7 @@ def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch
     options = ["--pairs", "9", "--keys", "apart", "--digits", "3", "--contexts", "4", "--candidates", "3"]
     options += ["--mechanism", "4", "--mechanism-depths", "2", "--fisher", "--profile-prompts", "1"]
     assert call(monkeypatch, "retrieval", "tiny-llama", *options, "--out", str(tmp_path)) == 0
-    assert "What it says of recall" in capsys.readouterr().out
+    assert "what it says of recall" in capsys.readouterr().out
     table = (tmp_path / "retrieval.md").read_text()
     assert "Sensitivity of the value's log odds:" in table
     assert table.count("rank correlation over depth of gain with") == 5  # and one of halves

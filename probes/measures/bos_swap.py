@@ -64,8 +64,7 @@ from ..run.progress import Progress, part
 from ..run.store import Store
 from .consequences import RECALLED, check_recall, consequences, recalled
 from .jacobian import PRODUCTS, jacobian
-from .jacobian import memory as of_jacobian
-from .leakage import BOUND, LAGS, PARTS, SOURCES, band_coordinates, check, held
+from .leakage import BOUND, LAGS, PARTS, SOURCES, band_coordinates, check
 from .leakage_forms import resampling, splits
 from .retrieval import retrieval
 from .sinks import THRESHOLD, sinks
@@ -422,8 +421,3 @@ def removed(
 def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
     """NaN at the last position, which predicts nothing."""
     return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
-
-
-def memory(model: View, prompts: int, length: int, **options: Any) -> int:
-    """Bytes above the loaded model at the peak, about: of leakage or of the profile; options as of `bos_swap`."""
-    return max(held(model, prompts, length, **options), of_jacobian(model, prompts, length, **options))

@@ -186,7 +186,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
                 if "theory_score_path" in ds
             ]
         curves(cell, drawn, log=True)
-        level(cell, 1)
+        level(cell, 1.0)
         position_axis(cell)
 
     rows = [Panel("sensitivity", above), Panel("predicted / measured", ratios), Panel("measured / kernel", departures)]
@@ -194,7 +194,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
 
 def _framed(cell: Axes) -> None:
-    level(cell, 1)
+    level(cell, 1.0)
     cell.set_ylim(*FRAME)
     position_axis(cell)
 

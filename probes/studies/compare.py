@@ -35,7 +35,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from ..compare import Comparison as ByHeadlines
 from ..compare import compare_results as by_headlines
+from ..compare import comparison_report as report_of
 from ..errors import InputError
 from ..measure import measure_of
 from ..results.dataset import Result, number_types, opened, options_of, recorded, stored
@@ -101,9 +103,9 @@ def compare_results(a: Result, b: Result) -> Any:
     Source: science of the measurement, section 8.
     """
     paths = [Path(x) for x in (a, b) if isinstance(x, (str, os.PathLike))]
-    a, b = opened(a), opened(b)
+    given, a, b = (a, b), opened(a), opened(b)
     if measure_of(a) is not None:
-        return by_headlines(a, b)
+        return by_headlines(*given)
     if len(paths) == 2 and os.path.samefile(*map(stored, paths)):
         raise InputError(f"'{paths[0]}' and '{paths[1]}' are the same file; give two results")
     kinds = [measurement(ds) for ds in (a, b)]
@@ -136,6 +138,8 @@ def compare_results(a: Result, b: Result) -> Any:
 
 def comparison_report(found: Any, names: tuple[str, str] = ("A", "B")) -> Report:
     """The table of a comparison; `names` are those of the files."""
+    if isinstance(found, ByHeadlines):
+        return report_of(found, names)
     rows = [
         [row.of, row.name, number(row.a), number(row.b), _change(row), row.how if _has_ends(row.change) else "none"]
         for row in found.rows
@@ -164,7 +168,7 @@ def _has_ends(change: Interval) -> bool:
     return not math.isnan(change.low)
 
 
-def _change(row: Row) -> str:
+def _change(row: Any) -> str:
     if not math.isfinite(row.change.value):
         return "-"
     if row.ratio:

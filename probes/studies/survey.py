@@ -72,7 +72,6 @@ PROBES: dict[str, Probe] = {
         bos_swap.bos_swap,
         bos_figure,
         bos_report,
-        bos_swap.memory,
         along="replacement",
         shared=("before", bos_swap.state),
         resamples=True,

@@ -29,7 +29,7 @@ CAPTION = (
 ERASED = {
     "means": "position means",
     "random": "random, same rank",
-    "direction": "direction of log(1 + i)",
+    "direction": "direction of position",
     "shuffled": "direction, shuffled positions",
 }
 OUTCOMES = {  # by variable

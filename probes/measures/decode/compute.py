@@ -1,6 +1,6 @@
 r"""Is what the residual stream knows of position used? Position read off it, and the same taken out of it.
 
-**Reading.** Ridge regression of log(1 + i) on the stream at each layer (`probes.measures.ridge`), position 0 left out.
+**Reading.** Ridge regression of log(1 + i) on the stream at each layer (`ridge`), position 0 left out.
 Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and vice versa. `r2` of
 a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2`, and that of the model its mean over prompts: 0 for a reader that knows
 the mean alone, below 0 for one that is misled; predictions end where log(1 + i) of the prompt does. Layer l is the stream

@@ -11,7 +11,7 @@ One vector-Jacobian product ("product") gives z^T J_j at every position j at onc
 pulled back through it together; replicating the prompt per direction, as jacobian-lens does, repeats the forward pass
 instead.
 
-`sketch`: far fewer products, unbiased in ||J_j||_F^2, with a standard error (`probes.measures.estimators`).
+`sketch`: far fewer products, unbiased in ||J_j||_F^2, with a standard error (`estimators`).
 
 `scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
 [Chowdhury]; unbiased over random signs only, and without a standard error.

@@ -15,9 +15,9 @@ from ...data.recall import Rung
 from ...measure import Headline, Measure
 from ...results.curves import ESTIMATE
 from ...results.dataset import options_of
-from ...results.statistics import Interval
 from ...results.tables import Table, interval, number
 from ...results.ushape import SHORTEST
+from ..jacobian import of_curve, trough
 from . import mechanism_numbers
 from .chart import CAPTION, chart
 from .compute import check as check
@@ -27,7 +27,6 @@ from .recall_numbers import Recall, repeats, shape
 SHOWN = ("pair", "control", "others", "position 0", "through_first", "norm")
 BY_PART = ("depth", "pair", "key not there", "other pairs", "position 0", "through attention to position 0", "norm")
 FORMS = {"log_p": "log p (nat)", "gain": "gain (nat)", "exact": "exact answers"}
-ENDS = {"primacy": "primacy", "recency": "recency", "trough": "least at"}
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,21 @@ def by_list(ds: xr.Dataset, *, name: str) -> xr.DataArray:
     return ds[name].mean("depth").rename(context="prompt")
 
 
-def _interval(ds: xr.Dataset, *, name: str) -> xr.DataArray:
-    """One of the numbers of recall with its interval over couples of lists."""
-    found: Interval = getattr(shape(ds), name)
-    return xr.DataArray(list(found[:3]), {"estimate": list(ESTIMATE)}, ("estimate",))
+def _exact(ds: xr.Dataset) -> xr.DataArray:
+    """The share of exact answers with its interval over couples of lists, within 0 and 1."""
+    return xr.DataArray(list(shape(ds).exact[:3]), {"estimate": list(ESTIMATE)}, ("estimate",))
+
+
+def _by_depth(ds: xr.Dataset) -> xr.DataArray:
+    """Log p by list and depth [prompt, depth]."""
+    if ds.sizes["depth"] < SHORTEST:
+        raise KeyError("a middle")
+    return ds["log_p"].rename(context="prompt").transpose("prompt", "depth")
+
+
+def least_at(values: np.ndarray) -> np.ndarray:
+    """Where recall is lowest, from 0 (first) to 1 (last), of values [prompt, depth]."""
+    return np.asarray(trough(values) / (values.shape[-1] - 1))
 
 
 def _statements(ds: xr.Dataset) -> xr.DataArray:
@@ -168,9 +178,10 @@ MEASURE = Measure(
     compute=retrieval,
     options=Options,
     headlines=(
-        Headline(FORMS["exact"], partial(_interval, name="exact"), by_prompt=partial(by_list, name="exact")),
+        Headline(FORMS["exact"], _exact, by_prompt=partial(by_list, name="exact")),
         *(Headline(FORMS[name], partial(by_list, name=name)) for name in ("log_p", "gain")),
-        *(Headline(said, partial(_interval, name=name), ratio=name != "trough") for name, said in ENDS.items()),
+        *(Headline(name, _by_depth, partial(of_curve, name=name), ratio=True) for name in ("primacy", "recency")),
+        Headline("least at", _by_depth, least_at, jumps=True),
         Headline("what it says of recall", _statements),
     ),
     answer=answer,

@@ -55,11 +55,16 @@ def _depths(cell: Axes) -> None:
     cell.set_xlabel("depth of the pair, first to last")
 
 
+def _exact(cell: Axes, ds: xr.Dataset) -> None:
+    recalled(cell, ds, ("exact",))
+    cell.set_ylim(-0.03, 1.03)
+
+
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     """Log probability of the value and exact answers over depth; with a mechanism, what the log odds depend on."""
     rows = [
         Panel("log p of the value (nat)", lambda cell, ds: recalled(cell, ds, ("log_p", "control"))),
-        Panel("exact answers", lambda cell, ds: recalled(cell, ds, ("exact",)), share=True),
+        Panel("exact answers", _exact, share=True),
     ]
     if all("sensitivity" in ds for ds in results.values()):
         rows[1:1] = [Panel("sensitivity (nat)", lambda cell, ds: traced(cell, ds, PARTS))]

@@ -22,8 +22,8 @@ from probes.data.prompts import draw
 from probes.errors import InputError
 from probes.measures.consequences import consequences
 from probes.measures.jacobian import jacobian
-from probes.measures.retrieval.recall_numbers import shape
 from probes.measures.retrieval import retrieval
+from probes.measures.retrieval.recall_numbers import shape
 from probes.measures.sinks import sinks
 from probes.models.fresh import fresh_model
 from probes.models.initialization import KINDS, Initialization, by_depth
