@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from .data.prompts import prompts as prompts
     from .errors import InputError as InputError
     from .figures import bos_figure as bos_figure
-    from .figures import jacobian_figure as jacobian_figure
     from .figures import leakage_figure as leakage_figure
     from .figures import map_figure as map_figure
     from .figures import match_figure as match_figure
     from .figures import sinks_figure as sinks_figure
-    from .figures import theory_figure as theory_figure
     from .measure import chart as chart
     from .measures.agreement import agreement as agreement
     from .measures.agreement import portrait as portrait
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure jacobian_figure leakage_figure map_figure match_figure sinks_figure theory_figure",
+    "figures": "bos_figure leakage_figure map_figure match_figure sinks_figure",
     "measure": "chart",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",

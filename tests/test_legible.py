@@ -21,8 +21,6 @@ REPORTS = Path(__file__).resolve().parent.parent / "reports"
 LONG = ("some-laboratory-model-0.5b-instruct-a", "another.house_s_language-model-q4_k_m")  # of 37 characters each
 # Results of a model of 30 blocks and 9 heads, by whose figure draws them.
 DRAWN: dict[str, tuple[Callable[..., Figure], str]] = {
-    "jacobian": (figures.jacobian_figure, "jacobian"),
-    "theory": (figures.theory_figure, "theory"),
     "sinks": (figures.sinks_figure, "sinks"),
     "evict": (figures.sinks_figure, "evict/sinks"),
     "leakage": (figures.leakage_figure, "leakage"),
@@ -45,22 +43,20 @@ def results(folder: str, names: Sequence[str]) -> dict[str, xr.Dataset]:
 
 
 def drawn(figure: str, names: Sequence[str]) -> Figure:
-    if figure == "overlay":
-        return figures.jacobian_figure(results("jacobian", names), overlay=True)
     if figure == "match":
         return figures.match_figure(dict.fromkeys(names[:2], load(REPORTS / "llm" / "match" / "match.nc")))
     draw, folder = DRAWN[figure]
     return draw(results(folder, names))
 
 
-@pytest.mark.parametrize("figure", [*DRAWN, "overlay", "match"])
+@pytest.mark.parametrize("figure", [*DRAWN, "match"])
 def test_texts_at_two_long_names(figure):
     assert faults(drawn(figure, LONG)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("ape",), (*LONG, "amodelwhosenameisonewordof36letterss", "ape", "bee")])
-@pytest.mark.parametrize("figure", [*DRAWN, "overlay", "match"])
+@pytest.mark.parametrize("figure", [*DRAWN, "match"])
 def test_texts_at_other_names(figure, names):
     assert faults(drawn(figure, names)) == []
 

@@ -7,7 +7,6 @@ are matplotlib `Figure` objects with no pyplot state behind them, saved as PNG a
 from __future__ import annotations
 
 from .bos import bos_figure as bos_figure
-from .jacobian import jacobian_figure as jacobian_figure
 from .leakage import leakage_figure as leakage_figure
 from .map import map_figure as map_figure
 from .match import match_figure as match_figure
@@ -25,4 +24,3 @@ from .sinks import sinks_figure as sinks_figure
 from .style import DECADES as DECADES
 from .style import STYLE as STYLE
 from .style import save_figure as save_figure
-from .theory import theory_figure as theory_figure

@@ -15,10 +15,10 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import xarray as xr
 
@@ -38,7 +38,6 @@ from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable
 from ..run.progress import Advance, Part, announce
 from ..studies.runner import Given, Results, Subject, Told, holding, subjects
-from ..studies.study import Settings, study
 from ..studies.survey import PROBES, survey
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
@@ -65,14 +64,13 @@ class Study:
     kind: str
     file: str
     prompts: int
-    settings: Settings | None = None  # of `probes.studies.study.study`; the others are surveys
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any]
     full: Study | None = None  # of a quick report's study, the one it stands for
 
     @property
     def fresh(self) -> bool:
         """Whether the study measures fresh weights, too."""
-        return self.settings is not None and "init" in self.settings.conditions
+        return self.file in ("jacobian", "theory") and "init" in self.options.get("conditions", "init")
 
     def asked(self, source: Source, count: int | None, length: int) -> Source:
         """The study's own prompts, and what runs the models: only transformers' modules can be taken apart."""
@@ -82,28 +80,24 @@ class Study:
 
 def shortened(one: Study) -> Study:
     """The study as a quick report has it: few prompts and products, one fresh model, one replacement at position 0."""
-    prompts = QUICK_PROMPTS[one.kind]
-    if one.settings is None:
-        options = one.options or {}
-        less = {name: value for name, value in QUICK_OPTIONS.items() if name in options}
-        return replace(one, prompts=prompts, options={**options, **less}, full=one)
-    products = QUICK_PRODUCTS if one.settings.method == "sketch" else None
-    return replace(one, prompts=prompts, settings=replace(one.settings, seeds=1, products=products), full=one)
+    less = {name: value for name, value in QUICK_OPTIONS.items() if name in one.options}
+    if one.file in ("jacobian", "theory"):
+        less = {"seeds": 1} | ({} if one.options.get("method") == "scalar" else {"products": str(QUICK_PRODUCTS)})
+    return replace(one, prompts=QUICK_PROMPTS[one.kind], options={**one.options, **less}, full=one)
 
 
 def studies(seed: int = 0) -> tuple[Study, ...]:
     """All studies of a report, those that take fewest passes first."""
-    theory = Settings(theories=("uniform", "values", "score_path", "config"), by_path=True)
     lags = {"lags": LAGS, "bootstrap": 400, "seed": seed}
     swap = {"replacement": list(SWAPS), **lags, "profile_prompts": 4, "products": PRODUCTS}
     return (
         Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
         Study("trajectory", "trajectory", 32, options={"starts": 64}),
-        Study("scalar", "jacobian", 16, settings=Settings(method="scalar", conditions=("pretrained",))),
+        Study("scalar", "jacobian", 16, options={"method": "scalar", "conditions": "pretrained"}),
         Study("leakage", "leakage", 256, options=lags),
-        Study("theory", "theory", 2, settings=theory),
+        Study("theory", "theory", 2, options={}),
         Study("bos-swap", "bos-swap", 128, options=swap),
-        Study("jacobian", "jacobian", 16, settings=Settings()),
+        Study("jacobian", "jacobian", 16, options={}),
     )
 
 
@@ -208,17 +202,13 @@ def _measure(
 
     part = Part(advance, _label(one, subject))
     running: dict[str, Any] = {"told": told, "write": write, "advance": part}
-    if one.kind in questions():
-        measured, chosen = registered(one.kind), asked.chosen()
-        model, options = subject.model(), measured.options(**one.options or {})
+    if one.file in questions():
+        measured, chosen = registered(one.file), asked.chosen()
+        rule = {"initialization": asked.initialization} if one.fresh else {}
+        model, options = subject.model(), measured.options(**one.options, **rule)
         how: dict[str, Any] = {"load": lambda name: model, "advance": part, "remark": told}
         prompts = Prompts(**chosen | {"text": chosen["text"] and Path(chosen["text"]), "first": str(chosen["first"])})
         run(measured, [subject.source], scratch, options, prompts, **how, finish=lambda _, results, __: write(results))
-    elif one.settings is not None:
-        rule = {"initialization": asked.initialization} if one.fresh else {}
-        settings = replace(one.settings, **asked.chosen(), **rule)
-        name: Literal["jacobian", "theory"] = "theory" if one.file == "theory" else "jacobian"
-        study([subject.source], scratch, settings, name=name, **running, **vars(asked.loading()))
     else:
         survey(
             [subject.source],
@@ -242,7 +232,7 @@ def _measure(
 def _key(one: Study, model: View, asked: Source) -> str:
     """A hash of all that a result depends on: the study's options, weights, tokens and version."""
     made = {
-        "options": one.options if one.settings is None else asdict(one.settings),
+        "options": one.options,
         "initialization": asked.initialization if one.fresh else CONFIG,
         "loading": [asked.backend, model.identity.dtype, model.identity.weights, version("headwater")],
         "tokens": tokens_hash(drawn(model, **asked.asked()).tokens),

@@ -19,11 +19,8 @@ from ..results.folder import Collected
 from ..results.tables import Report, Table, write_report
 from ..run.files import waiting
 from ..studies.bos_report import bos_report
-from ..studies.decode import decode_report
 from ..studies.match_report import match_report
 from ..studies.reports import leakage_report, sinks_report
-from ..studies.retrieval import retrieval_report
-from ..studies.study import AGREEMENT_COLUMNS, COLUMNS, agreement_cells, agreements, cells, described, summarize
 from ..table import tables
 from .answers import ANSWERS
 from .page import Section
@@ -56,21 +53,6 @@ class Shown(NamedTuple):
     report: Callable[[Results], Report]
 
 
-def _jacobian_report(results: Results) -> Report:
-    rows = [list(cells(row)) for row in summarize(results)]
-    return Report("Position sensitivity", described(results), [Table("Profiles in numbers", COLUMNS, rows)], [])
-
-
-def _theory_report(results: Results) -> Report:
-    rows = [list(agreement_cells(row)) for row in agreements(results)]
-    return Report(
-        "Theories against measured profiles",
-        described(results),
-        [Table("How far each theory is off", AGREEMENT_COLUMNS, rows)],
-        [],
-    )
-
-
 def _map_report(results: Results) -> Report:
     (ds,) = list(results.values())[:1]
     places = [list(theory_map.cells(row)) for row in theory_map.rows(ds)]
@@ -89,36 +71,11 @@ OTHERS = {
         figures.sinks_figure,
         sinks_report,
     ),
-    "jacobian": Shown(
-        "How strongly does the last position depend on each input position?",
-        figures.jacobian_figure,
-        _jacobian_report,
-    ),
-    "theory": Shown(
-        "Can the profile be predicted from the architecture, without fitting anything?",
-        figures.theory_figure,
-        _theory_report,
-    ),
     "bos-swap": Shown("What changes when something else stands at position 0?", figures.bos_figure, bos_report),
     "interventions/bos-swap": Shown(
         "Does behaviour follow where attention has its sinks?",
         figures.bos_figure,
         bos_report,
-    ),
-    "retrieval": Shown(
-        "What does a model recall of a list, by the depth at which the pair stands?",
-        figures.retrieval_figure,
-        retrieval_report,
-    ),
-    "mechanism/retrieval": Shown(
-        "What does the value of a pair depend on?",
-        figures.retrieval_figure,
-        retrieval_report,
-    ),
-    "decode": Shown(
-        "Does the residual stream know where it is, and does the model use that?",
-        figures.decode_figure,
-        decode_report,
     ),
     "map": Shown(
         "Where does the U-shape of fresh models hold?",
