@@ -39,10 +39,10 @@ SAID = {
     "cesaro": "N^L, alpha fitted",
 }
 CAPTION = (
-    "Root mean square over prompts, geometric mean over seeds. Below 1: the theory predicts less than is measured. Last "
-    "panel: what training moves away from the kernel of random matrices."
+    "Root mean square over prompts, geometric mean over seeds. Below 1: the theory predicts less than is measured; cut at a "
+    "factor of 2. Last panel: how far training moves away from the kernel of random matrices."
 )
-FRAME = (0.5, 2.0)  # of ratios; what lies beyond a factor of 2 is beyond the frame
+FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
 HIDDEN = ("relative_error", "readout", "pathway", "query", "from_layer", "no_rope")
 
 
@@ -172,7 +172,9 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         condition = str(ds["condition"].values[-1]) if "init" not in ds["condition"].values else "init"
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = [
-                series(ds, SAID[name], measured(ds, condition, variable) / measured(ds, condition), color)
+                series(
+                    ds, SAID[name], np.clip(measured(ds, condition, variable) / measured(ds, condition), *FRAME), color
+                )
                 for (name, variable), color in zip(theories(ds).items(), CYCLE[2:], strict=False)
             ]
         curves(cell, drawn, log=True)
