@@ -12,25 +12,6 @@ shift 2
 prompts=${PROMPTS:-16} length=${LENGTH:-256} many=${MANY:-256} rule=${RULE:-config}
 headwater=${HEADWATER:-headwater} text=(${TEXT:+--text "$TEXT"})
 
-# Memory first: what each probe takes above the weights, from the shapes alone.
-"${PYTHON:-python}" - "$model" "$prompts" "$many" "$length" "$@" <<'PLAN'
-import sys
-from importlib import import_module
-
-import probes
-from probes.studies.runner import planned
-
-name, few, many, length, *options = sys.argv[1:]
-known = ("--backend", "--device", "--dtype")  # what decides how much memory is taken
-given = {key[2:]: value for key, value in zip(options, options[1:], strict=False) if key in known}
-model = probes.load(name, **given)
-for probe in ("jacobian", "sinks", "trajectory", "leakage", "bos_swap"):
-    count = int(many) if probe in ("leakage", "bos_swap") else int(few)
-    more = {"reacts": "mean"} if probe == "sinks" else {}
-    memory = import_module(f"probes.measures.{probe}").memory(model, count, int(length), **more)
-    print(f"{probe}: {planned(name, model, memory)}")
-PLAN
-
 measure() {  # PROBE [OPTION ...]
     local probe=$1
     shift
