@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import typer.main
 import yaml
 
 import probes
+import probes.measures
+from probes import measure as registry
 from probes.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -180,6 +183,35 @@ def test_every_command_has_a_page():
     names = set(program.list_commands(typer.Context(program)))
     assert shown == names
     assert {page.stem for page in own} == names - {"toy"}
+
+
+def test_the_example_of_a_measure_is_a_command_and_measures_what_it_says(tmp_path, monkeypatch, capsys):
+    (example,) = (block.body for block in blocks(DOCS / "adding-a-measure.md") if block.kind == "python")
+    assert len(example.splitlines()) <= 80
+    (tmp_path / "distance.py").write_text(example, encoding="utf-8")
+    out = tmp_path / "out"
+    monkeypatch.setattr(registry, "FOLDER", tmp_path)
+    monkeypatch.setattr(probes.measures, "__path__", [*probes.measures.__path__, str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", f"headwater distance tiny-llama --prompts 2 --length 16 --out {out}".split())
+    registry.questions.cache_clear()
+    try:
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    finally:
+        registry.questions.cache_clear()
+        sys.modules.pop("probes.measures.distance", None)
+    assert left.value.code == 0
+    assert "of the distance that even attention has" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {f"distance.{kind}" for kind in ("nc", "md", "png", "svg")}
+
+    ds, model, logits = probes.load_result(out / "distance.nc"), probes.load("tiny-llama"), []
+    with torch.no_grad(), model.watching(lambda _, attention: logits.append(attention.logits(0, 16))):
+        model.residual(model.embed(torch.tensor(ds["tokens"].values)))
+    patterns = torch.stack(logits, 1).double().softmax(-1)  # [prompt, layer, head, query, key]
+    back = torch.arange(16)[:, None] - torch.arange(16)
+    expected = (patterns * back).sum(-1).mean(2)
+    assert ds["distance"].dims == ("prompt", "layer", "position")
+    torch.testing.assert_close(torch.tensor(ds["distance"].values), expected, rtol=1e-4, atol=1e-5)  # float32
 
 
 def test_formulas_are_drawn_without_a_script():
