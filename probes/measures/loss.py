@@ -112,7 +112,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
     def draw(cell: Axes, ds: xr.Dataset) -> None:
         x, *ends = (ds["predicted"].values, *ds["loss_mean"].values)
-        curves(cell, [Series("", ends[0], BLUE, ends[1], ends[2], x, width=1)])
+        curves(cell, [Series("", ends[0], BLUE, ends[1], ends[2], x, width=1.0)])
         cell.set_xscale("log", base=2)
         cell.set_xlabel("position of the predicted token")
 
