@@ -10,10 +10,11 @@ import pytest
 from commands import call
 from typer.main import get_command
 
-from probes.cli.command import command, option
+from probes.cli.command import command
 from probes.cli.main import app
-from probes.cli.options import Options, Running, Source, Target
+from probes.cli.options import Running, Source
 from probes.cli.training import Pretraining
+from probes.options import Options, Target, option
 
 PROGRAM: Any = get_command(app)
 # Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report

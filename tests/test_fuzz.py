@@ -31,6 +31,7 @@ from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
 from probes.measures.evict import parse_counts
 from probes.measures.inspect import parse_of
+from probes.measures.jacobian import products
 from probes.measures.leakage import parse_bands, parse_lags
 from probes.measures.sinks import parse_keys
 from probes.models.checkpoint import check_weights
@@ -283,7 +284,7 @@ PARSERS = {
     "first": parse_first,
     "replacement": parse_replacement,
     "of": parse_of,
-    "products": options.products,
+    "products": products,
     "steps": options.steps,
 }
 WORDS = st.one_of(

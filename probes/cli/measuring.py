@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..options import argument, option
+from ..options import MOST_PRODUCTS, MOST_SEEDS, Options, Target, argument, option
 from . import options as read
 from .command import command
 from .console import print_report, print_written, progress, remark
-from .options import Bands, Chat, First, Initialization, Options, Running, Seed, Source, Target
+from .options import Bands, Chat, First, Initialization, Running, Seed, Source
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def bos_swap(
     *,
     bands: Bands,
     profile_prompts: int = option("Prompts of the Jacobian profile; 0: none.", 4),
-    products: int = option("Products of the profile's sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
+    products: int = option("Products of the profile's sketch, per prompt.", 64, max=MOST_PRODUCTS),
     recall: int = option("Lists of keys and values that recall is measured on; 0: none.", 0),
     source: Source,
     running: Running,
@@ -190,8 +190,8 @@ class Inspection(Options):
     out: Path = option("Folder for the page and the result.", Path("runs/inspect"))
     top: int = option("Tokens in the table.", 12, min=0)
     method: Literal["exact", "sketch"] = option("All products, or few with an error bar.", "sketch")
-    products: int | None = option("Products of the sketch; 64 if not given.", max=read.MOST_PRODUCTS)
-    seeds: int = option("Fresh models of the baseline init.", 3, max=read.MOST_SEEDS)
+    products: int | None = option("Products of the sketch; 64 if not given.", max=MOST_PRODUCTS)
+    seeds: int = option("Fresh models of the baseline init.", 3, max=MOST_SEEDS)
     initialization: Initialization = "config"
     first: First = "auto"
     seed: Seed = 0

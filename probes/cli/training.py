@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..options import argument, flag, option
+from ..options import MOST_PRODUCTS, MOST_SEEDS, Options, argument, flag, option
 from . import options as read
 from .command import command
 from .console import given, print_lines, print_table, print_written, progress, remark
-from .options import OneDevice, Options, Out
+from .options import OneDevice, Out
 
 
 @command()
 def map_(
     out: Out = Path("runs/map"),
     quick: bool = flag("--quick", "A few small places within a minute; all of them take over an hour."),
-    seeds: int = option("Fresh models per place, each with its own prompt.", 2, max=read.MOST_SEEDS),
-    products: int = option("Products of the sketch, per prompt.", 64, max=read.MOST_PRODUCTS),
+    seeds: int = option("Fresh models per place, each with its own prompt.", 2, max=MOST_SEEDS),
+    products: int = option("Products of the sketch, per prompt.", 64, max=MOST_PRODUCTS),
 ) -> None:
     """Map where the U-shape at initialization holds: d sigma^2, depth, length, width, residual scale, RoPE, windows, models.
 

@@ -106,11 +106,13 @@ def products(text: str | None) -> int | Literal["auto"] | None:
     """
     if text is None or text == "auto":
         return text  # type: ignore[return-value]
-    if not text.lstrip("-").isdecimal():
-        raise InputError(f"products '{text}' is not a number; give a whole number, or auto")
-    if int(text) > options.MOST_PRODUCTS:
+    try:
+        number = int(text)
+    except ValueError:
+        raise InputError(f"products '{text}' is not a number; give a whole number, or auto") from None
+    if number > options.MOST_PRODUCTS:
         raise InputError(f"products={text} is more than is of any use; give at most {options.MOST_PRODUCTS}")
-    return int(text)
+    return number
 
 
 def units(values: Mapping[str, Any]) -> list[Unit]:
