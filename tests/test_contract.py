@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from commands import call
 from typer.main import get_command
 
@@ -14,9 +15,11 @@ from probes.cli.command import command
 from probes.cli.main import app
 from probes.cli.options import Running, Source
 from probes.cli.training import Pretraining
-from probes.options import Options, Target, option
+from probes.options import Options, Prompts, Target, option
 
 PROGRAM: Any = get_command(app)
+CONTEXT = typer.Context(PROGRAM)
+NAMES = PROGRAM.list_commands(CONTEXT)
 # Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report
 # has prompts for every study, an inspection reads one text, recall asks its own questions, and training
 # and the self-test take place on one device.
@@ -33,10 +36,15 @@ OWN = {
 
 def options(name: str) -> dict[str, Any]:
     """The options and arguments of a command by name."""
-    return {one.name: one for one in PROGRAM.commands[name].params if one.name != "help"}
+    return {one.name: one for one in called(name).params if one.name != "help"}
 
 
-@pytest.mark.parametrize("name", PROGRAM.commands)
+def called(name: str) -> Any:
+    """The command that is called by a name."""
+    return PROGRAM.resolve_command(CONTEXT, [name])[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_help_ends_with_commands_that_parse(monkeypatch, capsys, name):
     monkeypatch.setenv("COLUMNS", "120")
     assert call(monkeypatch, "--help") == 0
@@ -47,13 +55,13 @@ def test_help_ends_with_commands_that_parse(monkeypatch, capsys, name):
         assert f"Usage: headwater {name} " in shown
         examples = shown[shown.index("Examples:") :]
         assert re.findall(r"headwater (\S+)", examples) == [name] * examples.count("headwater ") != []
-    assert PROGRAM.commands[name].help
+    assert called(name).help
     for one in options(name).values():
         assert one.help, f"{name} {one.name} has no help"
         assert one.help[-1] in ".…", f"{name} {one.name}: {one.help}"
 
 
-@pytest.mark.parametrize("name", PROGRAM.commands)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name):
     assert call(monkeypatch, name, "--bogus") == 2
     shown = capfd.readouterr()
@@ -66,7 +74,7 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name)
 def test_shared_options_are_the_same_everywhere(group):
     for field in fields(group):
         own = OWN.get(field.name, set())
-        found = {name: one for name in PROGRAM.commands if (one := options(name).get(field.name)) and name not in own}
+        found = {name: one for name in NAMES if (one := options(name).get(field.name)) and name not in own}
         assert len(found) > 3
         for name in own:
             assert field.name in options(name), f"{name} has no option {field.name} of its own"
@@ -84,12 +92,16 @@ def test_no_option_of_a_group_is_lost(group):
     """What a group hands to the library is named as its options are."""
     made = group(out=Path("out")) if group is Pretraining else group()
     apart = {
+        "Loading": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
         "Running": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
         "Sinks": {"keys"},
         "Matching": {"changed"},
         "Inspection": {"out", "top"},
     }
-    assert {field.name for field in fields(group)} - apart.get(group.__name__, set()) == set(made.values())
+    own = {field.name for field in fields(group)} - apart.get(group.__name__, set())
+    renamed = {"prompts": "n"} if group is Prompts else {}
+    added = {"theories", "by_path"} if group.__module__ == "probes.measures.theory" else set()
+    assert {renamed.get(name, name) for name in own} | added == set(made.values())
 
 
 def test_options_that_are_handed_on_otherwise():
@@ -140,5 +152,5 @@ def test_a_name_that_is_no_option_is_refused():
 
     wrongs: list[dict[str, Any]] = [{"without": ("sise",)}, {"sise": 4}]
     for wrong in wrongs:
-        with pytest.raises(TypeError, match="study has no options sise"):
+        with pytest.raises(TypeError, match="study: no option, or two, of the name sise"):
             command(**wrong)(study)
