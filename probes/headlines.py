@@ -72,7 +72,8 @@ def _numbers(headline: Headline, values: xr.DataArray, ds: xr.Dataset) -> Iterat
         low, high = (np.full(whole.shape, end) for end in low_high)
     for name, *number in zip(names, np.ravel(whole), np.ravel(low), np.ravel(high), strict=True):
         if not np.isnan(number[0]):
-            yield Number(headline.name, name, Interval(*map(float, number), degrees), headline)
+            value, lower, upper = map(float, number)
+            yield Number(headline.name, name, Interval(value, lower, upper, degrees), headline)
 
 
 def spread_over(

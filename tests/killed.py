@@ -23,11 +23,15 @@ def main() -> None:
     out = Path(command[command.index("--out") + 1])
 
     import probes
+    from probes import loop  # noqa: F401 - so that no attempt has to
     from probes.cli.main import main as headwater
+    from probes.measure import measure, questions
     from probes.results.dataset import load
-    from probes.studies import study, survey  # noqa: F401 - so that no attempt has to
+    from probes.studies import survey  # noqa: F401
     from toy import match, train  # noqa: F401
 
+    if command[0] in questions():
+        measure(command[0])
     train.SAVE_SECONDS = 0.02  # so that short training has been saved when it is killed
 
     if "--text" not in command:

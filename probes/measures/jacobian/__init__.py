@@ -219,7 +219,7 @@ def logs(ds: xr.Dataset) -> xr.DataArray:
     values = ds["elasticity"].isel(position=slice(int(options_of(ds)["query"]) + 1))
     values = values.isel(layer=0, drop=True) if "layer" in values.dims else values
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.log(values.astype(np.float64)).mean("seed")
+        mean = xr.apply_ufunc(np.log, values.astype(np.float64)).mean("seed")
     return mean.transpose("prompt", "condition", ..., "position")
 
 

@@ -336,13 +336,3 @@ def profiles(
 def text(model: View, count: int, length: int, first: FirstToken | int, seed: int) -> Tensor | None:
     """The ordinary text of profiles; None for none."""
     return prompts(model, n=count, length=length, first=first, seed=seed) if count else None
-
-
-def memory(model: View, length: int, question: int) -> int:
-    """Bytes that one context's history takes, with what its questions add, about."""
-    spec, size = model.spec, model.dtype.itemsize
-    heads = spec.heads + 2 * spec.kv_heads
-    block = length * (8 * spec.width + 3 * heads * spec.head_dim + 12 * spec.width) * size
-    # Held weights on position 0 need whole patterns: logits before and after, weights, and their masks, in float32.
-    patterns = 6 * 4 * spec.heads * length * length
-    return spec.blocks * (block + patterns) + 3 * 8 * question * spec.vocabulary
