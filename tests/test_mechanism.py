@@ -19,7 +19,7 @@ import probes
 from probes.data.recall import Couple
 from probes.errors import InputError
 from probes.loop import run
-from probes.measure import measure
+from probes.measure import chart, measure
 from probes.measures.retrieval import mechanism, retrieval
 from probes.measures.retrieval.mechanism import Differentiable, constant_first, traced
 from probes.models.behind import Asked, Row
@@ -337,11 +337,12 @@ def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch
     assert call(monkeypatch, "retrieval", "tiny-llama", *options, "--out", str(tmp_path)) == 0
     assert "what it says of recall" in capsys.readouterr().out
     table = (tmp_path / "retrieval.md").read_text()
-    assert "Sensitivity of the value's log odds:" in table
-    assert table.count("rank correlation over depth of gain with") == 5  # and one of halves
+    assert "Sensitivity of the value's log odds (nat):" in table
+    verdicts = table.partition("What it says of recall:")[2]
+    assert verdicts.count("rank correlation over depth of gain with") == 5  # and one of halves
     ds = probes.load_result(tmp_path / "retrieval.nc")
     assert ds["fisher"].shape == (4, 2, 3)
-    figure = probes.retrieval_figure(ds)
+    figure = chart(ds)
     labels = [cell.get_ylabel() for cell in figure.axes]
     assert {"sensitivity (nat)", "the pair's, by path (nat)"} <= set(labels)
     curves = figure.axes[labels.index("sensitivity (nat)")].get_lines()

@@ -57,7 +57,7 @@ def match_figure(results: xr.Dataset | Mapping[str, xr.Dataset], *, path: str | 
         for cell, (state, title) in zip(row, TITLES.items(), strict=True):
             curves(cell, profiles(ds, state), log=True, decades=WIDE)
             position_axis(cell)
-            cell.set_title(f"{name} {title}", fontsize=9)
+            cell.set_title(f"{name}\n{title}", fontsize=9)  # in one line long names leave the sheet
         row[0].set_ylabel("sensitivity (scale free)")
     if path is not None:
         save(figure, path)
