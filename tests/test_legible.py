@@ -12,8 +12,6 @@ from legible import faults
 from matplotlib.figure import Figure
 
 import toy.experiments.experiment as experiment
-import toy.figures.masks
-import toy.figures.sheet
 from probes import charts, figures
 from probes.results.dataset import load
 
@@ -69,8 +67,6 @@ def test_texts_of_the_map():
 @pytest.mark.parametrize("name", experiment.EXPERIMENTS)
 def test_texts_of_toys_figures(name, monkeypatch, tmp_path):
     found: list[Figure] = []
-    for module in (toy.figures.masks, toy.figures.sheet):
-        monkeypatch.setattr(module, "save_figure", lambda figure, *_, **__: found.append(figure))
     monkeypatch.setattr(charts, "save", lambda figure, path: found.append(figure) or ())
     experiment.draw(name, load(REPORTS / "toy" / f"{name}.nc"), tmp_path / name)
     assert found

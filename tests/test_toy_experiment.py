@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 import torch
 import xarray as xr
 from commands import bad_input, call
+from matplotlib.figure import Figure
 
-from probes.claims.claim import Claim, Statement
+from probes.claims.claim import Claim
 from probes.errors import InputError
 from probes.results.dataset import dataset, load, save
 from probes.results.tables import Table
-from probes.run.files import atomic
 from toy import train as training
 from toy.experiments import experiment as frame
 from toy.experiments.experiment import Work, claims_of, extent, report_of, run, settings_of
@@ -62,19 +61,18 @@ def claimed(ds: xr.Dataset) -> list[Claim]:
     loss = ds["loss"]
     median, last = f"{float(loss.median()):.2f}", 3 in ds["target"]
     return [
-        Statement("x-below-9", "[X] Fig. 1", "below 9", "all losses").judged(median, bool((loss < 9).all())),
-        Statement("x-below-0", "[X] Fig. 1", "below 0", "all losses").judged(median, bool((loss < 0).all())),
-        Statement("x-last", "[X] Fig. 2", "the last | first", "below 9").judged(
+        Claim("x-below-9", "[X] Fig. 1", "below 9", "all losses").judged(median, bool((loss < 9).all())),
+        Claim("x-below-0", "[X] Fig. 1", "below 0", "all losses").judged(median, bool((loss < 0).all())),
+        Claim("x-last", "[X] Fig. 2", "the last | first", "below 9").judged(
             "", bool(loss.sel(target=3).min() < 9) if last else None
         ),
     ]
 
 
-def drawn(ds: xr.Dataset, path: Path) -> list[Path]:
-    file = path.with_suffix(".txt")
-    with atomic(file) as temporary:
-        temporary.write_text(extent(ds), encoding="utf-8")
-    return [file]
+def drawn(ds: xr.Dataset) -> dict[str, Figure]:
+    figure = Figure()
+    figure.text(0, 0, extent(ds))
+    return {"": figure}
 
 
 @pytest.fixture
@@ -82,10 +80,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
     """An experiment of a second, called tiny-one."""
     module: Any = ModuleType("toy.experiments.tiny_one")
     module.Settings, module.QUICK = Settings, Settings(steps=20, targets=(0,))
-    module.measure, module.claims, module.draw = measured, claimed, drawn
+    module.measure, module.claims, module.charts = measured, claimed, drawn
     module.tables = lambda ds: [Table("Losses", ("target",), [[str(k)] for k in ds["target"].values])]
-    for name in ("experiments.tiny_one", "experiments.tiny_one_claims", "figures.tiny_one"):
-        monkeypatch.setitem(sys.modules, f"toy.{name}", module)
+    monkeypatch.setitem(sys.modules, "toy.experiments.tiny_one", module)
     monkeypatch.setattr(frame, "EXPERIMENTS", (*frame.EXPERIMENTS, "tiny-one"))
     return module
 
@@ -146,7 +143,12 @@ def test_a_run_writes_result_figure_and_table(tiny, tmp_path):
     ds, report, files = run(
         "tiny-one", tmp_path, quick=True, given=["rate=0.5"], device="cpu", advance=lambda *step: told.append(step)
     )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny-one.md", "tiny-one.nc", "tiny-one.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "tiny-one.md",
+        "tiny-one.nc",
+        "tiny-one.png",
+        "tiny-one.svg",
+    ]
     assert sorted(files) == sorted(tmp_path.iterdir())
     back = load(tmp_path / "tiny-one.nc")
     np.testing.assert_array_equal(back["loss"].values, ds["loss"].values)

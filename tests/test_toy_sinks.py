@@ -13,7 +13,8 @@ import probes
 from probes.claims.claim import Claim
 from toy.experiments import experiment, sinks
 from toy.experiments.in_context import patterns
-from toy.experiments.position_bias import DIMS, Case, architecture_of, run_of
+from toy.experiments.learnt import DIMS
+from toy.experiments.position_bias.training import Case, architecture_of, run_of
 from toy.experiments.sinks import looked_at, metrics, uniform_sink
 from toy.experiments.sinks_claims import kinds, masks_of, tables
 from toy.model import Switches, block, embedded, initial

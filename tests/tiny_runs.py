@@ -105,7 +105,7 @@ def put(*place: Any, to: Any) -> Callable[[np.ndarray], None]:
 
 def claims(name: str, ds: xr.Dataset) -> list[Claim]:
     """The statements that an experiment's result is judged by."""
-    return experiment.reading(name).claims(ds)
+    return experiment.experiment(name).claims(ds)
 
 
 def verdicts(name: str, ds: xr.Dataset, prefix: str = "") -> dict[str, bool | None]:

@@ -40,7 +40,6 @@ EXPERIMENTS = (
 )
 # Theorems, an exact statement and an open question: their sources train nothing.
 OWN_SETTINGS = ("rollout", "petroglyph", "births")
-NAMED = 3  # settings that differ, in a caption; more are in the report
 TOLD = 5  # statements that do not hold, at the end of a command
 BOOLS = {"yes": True, "no": False, "true": True, "false": False}
 # What to give for a field, and for one that is a list.
@@ -101,19 +100,10 @@ def experiment(name: str) -> Any:
     return import_module(f"toy.experiments.{name.replace('-', '_')}")
 
 
-def reading(name: str) -> Any:
-    """The module with an experiment's tables and claims; raises as `experiment`."""
-    module = experiment(name)
-    return module if hasattr(module, "claims") else import_module(f"{module.__name__}_claims")
-
-
 def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
     """Draw an experiment's figures; the files written. Raises as `experiment`."""
-    module = experiment(name)
-    if hasattr(module, "charts"):
-        figures = {path.with_name(path.name + end): figure for end, figure in module.charts(ds).items()}
-        return [file for base, figure in figures.items() for file in charts.save(figure, base)]
-    return import_module(module.__name__.replace("experiments", "figures")).draw(ds, path)
+    figures = {path.with_name(path.name + end): figure for end, figure in experiment(name).charts(ds).items()}
+    return [file for base, figure in figures.items() for file in charts.save(figure, base)]
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
@@ -215,7 +205,7 @@ def run(
 
 def report_of(name: str, ds: xr.Dataset) -> Report:
     """A result's numbers and the table of published statements about it, from the result alone."""
-    module = reading(name)
+    module = experiment(name)
     rows = [[c.source, c.claim, c.measured, c.verdict] for c in module.claims(ds)]
     title = "Published statements; brackets hold 95 % intervals by Student's t over runs"
     table = Table(title, ("source", "published", "measured", "verdict"), rows)
@@ -236,39 +226,29 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     full = f"headwater toy {name} --out runs/toy"
     return [
         replace(c, model=model, command=full if c.verdict == "not measured" else c.command or command or full)
-        for c in reading(name).claims(ds)
+        for c in experiment(name).claims(ds)
     ]
 
 
 def summary(name: str, ds: xr.Dataset) -> list[str]:
     """What becomes of the statements, in a few lines: how many have which verdict, and some of those that do not hold."""
-    claims = reading(name).claims(ds)
+    claims = experiment(name).claims(ds)
     refuted = [f"does not hold: {claim.claim}" for claim in claims if claim.verdict == "does not hold"]
     more = [f"... and {len(refuted) - TOLD} more"] if len(refuted) > TOLD else []
     return [f"{name}: {len(claims)} statements, {counted(claims)}", *refuted[:TOLD], *more]
 
 
-def extent(ds: xr.Dataset, most: int | None = None) -> str:
-    """How large a run was, against the published setting, on what and how long: a report's first lines.
-
-    More settings than `most` that differ are only named.
-    """
+def extent(ds: xr.Dataset) -> str:
+    """How large a run was, against the published setting, on what and how long: a report's first lines."""
     whole = "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
     settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
     less = {key.replace("_", " "): key for key in settings if settings[key] != full[key]}
     details = "; ".join(
         f"{words} {_shown(settings[key])} ({whole}: {_shown(full[key])})" for words, key in less.items()
     )
-    if most is not None and len(less) > most:
-        details = f"{', '.join(less)} differ from the {whole} setting, see the table beside it"
     details = details or ("the sources give no setting" if whole == "full" else "the published setting")
     measured = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
     return f"{_kind(ds)}: {details}. {measured}."
-
-
-def in_short(ds: xr.Dataset) -> str:
-    """`extent` for a figure's caption: many settings that differ are only named."""
-    return extent(ds, NAMED)
 
 
 def _kind(ds: xr.Dataset) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import Any
@@ -11,15 +10,14 @@ import numpy as np
 import xarray as xr
 
 from probes.claims.rules import told
-from probes.results.dataset import commands_in
 from probes.results.gate import TRAINED, blind_reader, learnt
 from probes.results.statistics import over_runs
 from probes.results.tables import Table, number
 
 from ..tasks import InContext
-from .position_bias import DIMS, Case, commands, measured_in
 from .rules import OVER_RUNS, Judged, Lacks, Untrained, at, places, setting
 
+DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")  # of a result of position-bias
 PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
 BLIND = blind_reader(InContext.items // InContext.burst, InContext.labels)
 ENCODINGS = {"none": "no encoding", "decay": "decay mask", "rope": "RoPE", "sinusoidal": "sinusoidal"}
@@ -31,10 +29,9 @@ def gate(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     """Accuracies [..., seed] on novel classes, and what each kind of model has learnt, over `DIMS`.
 
     Answers of its sequences stand anywhere, whatever a model was trained on: who copies the label of one place is blind to
-    content. Results of before have no accuracy but that of the paired tests, which do not tell it from one that retrieves.
+    content.
     """
-    accuracy = ds["novel_accuracy"] if "novel_accuracy" in ds else ds["accuracy"].mean(("pair", "order"))
-    accuracy = accuracy.transpose(*DIMS)
+    accuracy = ds["novel_accuracy"].transpose(*DIMS)
     return accuracy, _states(accuracy, BLIND)
 
 
@@ -92,25 +89,6 @@ def untrained(ds: xr.Dataset, accuracy: xr.DataArray, states: xr.DataArray) -> U
         )
 
     return say
-
-
-def remade(ds: xr.Dataset) -> Callable[[Mapping[str, Any]], str]:
-    """For `judge`, of a result of position-bias that several commands made: those that a rule needs."""
-    made, found = str(ds.attrs.get("command", "")), measured_in(ds)
-
-    def say(given: Mapping[str, Any]) -> str:
-        needed = [case for case in found if _read(case._asdict(), given)]
-        if "one" in given:  # which compares what both kinds of data have
-            sides = [{_bare(case) for case in needed if _is(case._asdict(), given[side])} for side in ("one", "other")]
-            needed = [case for case in needed if _bare(case) in sides[0] & sides[1]]
-        return commands(needed, json.loads(ds.attrs["settings"]), made) if len(commands_in(made)) > 1 else made
-
-    return say
-
-
-def _bare(case: Case) -> Case:
-    """A model whatever its data and seed."""
-    return case._replace(scale="", data="", seed=0)
 
 
 def _is(kind: Mapping[str, Any], which: Mapping[str, Any]) -> bool:
@@ -194,12 +172,8 @@ def learning(ds: xr.Dataset) -> Table:
         "on right labels",
         "state",
     )
-    rows = []
-    if "by_heart" not in ds:  # results of before
-        ds = ds.assign(by_heart=ds["novel_accuracy"] * np.nan)
-    for labels, cell in places(
-        ds[["novel_accuracy", "course_novel", "course_copied", "course_match", "by_heart"]], *dims
-    ):
+    rows, names = [], ["novel_accuracy", "course_novel", "course_copied", "course_match", "by_heart"]
+    for labels, cell in places(ds[names], *dims):
         cell = cell.isel(seed=np.flatnonzero(cell["novel_accuracy"].notnull()))
         if cell.sizes["seed"]:
             of: dict[Any, Any] = dict(zip(dims, labels, strict=True))

@@ -1,55 +1,31 @@
-"""What the rules of all experiments share: a result's places, means over runs, and statements read and judged.
-
-A table of `NAME.toml` is a statement, and its header the id behind the file's `prefix`. Its keys are:
-
-- `source`, `claim`, `rule` in words, `published`, `kind`, `population`: the fields of `Statement`;
-- `judge`: the name of the rule in `NAME_claims`, as `by`, or that of the header, `-` as `_`; its parameters, also words;
-- `gated`: false where the rule reads toys that have not learnt their task, too;
-- `each`: the name of a list; every entry makes a statement, and may hold parameters, too. Neighbours of one list take turns;
-- any others: words. `{name}` in a text stands for one, or for a constant of `NAME_claims`: a threshold is written once.
-
-Values above the first table are those of every table that does not set its own.
-"""
+"""What the rules of all experiments share: a result's places, means over runs, and statements read and judged."""
 
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from inspect import signature
-from itertools import groupby, product
-from pathlib import Path
-from types import ModuleType
+from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xarray as xr
 
 from probes.charts import Series
-from probes.claims.claim import Claim, Statement, Verdict
+from probes.claims.claim import Claim, Verdict
 from probes.claims.ledger import Source
 from probes.claims.rules import SURE, Test, above, every, told
 from probes.results.statistics import Interval, over_runs
 
 OVER_RUNS = "by the 95 % interval over runs"
-FIELDS = ("id", "source", "claim", "rule", "published", "kind", "population")
 Part = TypeVar("Part", xr.Dataset, xr.DataArray)
 Found = TypeVar("Found")
 
 
 class Lacks(Exception):
     """The result has not what the rule needs: nothing was measured."""
-
-
-class Values(dict[str, Any]):
-    """Values by name; braces in a text are filled in with other values."""
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        return value.format_map(self) if isinstance(value, str) else value
 
 
 class Judged(NamedTuple):
@@ -65,87 +41,42 @@ Rule = Callable[[xr.Dataset], Judged]
 Untrained = Callable[[Mapping[str, Any], Callable[[xr.Dataset], Judged | None] | None], str]
 
 
-def judged(source: Source, ds: xr.Dataset, **how: Any) -> list[Claim]:
-    """Judge a result by the statements of a source, whose rules give `Judged`; `how` as in `verdicts`.
-
-    A parameter `gated=False` is not for the rule: it reads toys that have not learnt their task, too.
-    """
-    rules = []
-    for stated in source.statements:
-        parameters = {name: value for name, value in stated.given.items() if name != "gated"}
-        rules.append((stated.statement, partial(stated.function, **parameters), stated.given.get("gated", True)))
-    return verdicts(rules, ds, **how)
-
-
-def judge(
-    module: str, ds: xr.Dataset, *, lists: Mapping[str, Sequence[Mapping[str, Any]]] | None = None, **how: Any
+def judged(
+    source: Source, ds: xr.Dataset, *, done: xr.Dataset | None = None, untrained: Untrained | None = None
 ) -> list[Claim]:
-    """As `judged`, of the statements in a module's TOML file."""
-    return verdicts(stated(import_module(module), lists or {}), ds, **how)
+    """Judge a result by the statements of a source, whose rules give `Judged`.
 
-
-def verdicts(
-    statements: Iterable[tuple[Statement, partial[Judged], bool]],
-    ds: xr.Dataset,
-    *,
-    done: xr.Dataset | None = None,
-    untrained: Untrained | None = None,
-    command: Callable[[Mapping[str, Any]], str] | None = None,
-) -> list[Claim]:
-    """Judge a result by statements, each with its rule, and whether that reads only toys that do their task.
+    A statement's parameter `gated=False` is not for its rule: that reads toys that have not learnt their task, too.
 
     Args:
-        statements: in the order of the claims.
+        source: of the statements.
         ds: the result.
         done: the part of the result that counts, where some models have not learnt their task. What only the others tell is
             "not trained".
         untrained: what was measured of those that a rule leaves out.
-        command: what makes the models that a rule with these parameters reads; else it is that of the whole result.
     """
-    found = []
-    for statement, rule, gated in statements:
-        judged, some, given = Judged(), untrained if gated else None, _given(rule)
+    claims = []
+    for stated in source.statements:
+        given = dict(stated.given)
+        gated = given.pop("gated", True)
+        rule: partial[Judged] = partial(stated.function, **given)
+        judged, say = Judged(), untrained if gated else None
         try:
             judged = rule(done if done is not None and gated else ds)
-            if some is not None and (said := some(given, partial(known, rule))):
-                judged = judged._replace(measured=f"{judged.measured}. Left out: {said}")
+            if say is not None and (left_out := say(_given(rule), partial(known, rule))):
+                judged = judged._replace(measured=f"{judged.measured}. Left out: {left_out}")
         except Lacks:
-            if some is not None:
+            if say is not None:
                 with suppress(Lacks):
                     rule(ds)
-                    judged = Judged(some(given, None), "not trained")
-        found.append(statement.judged(*judged, command=command(given) if command else ""))
-    return found
+                    judged = Judged(say(_given(rule), None), "not trained")
+        claims.append(stated.statement.judged(judged.measured, judged.verdict))
+    return claims
 
 
 def _given(rule: partial[Judged]) -> dict[str, Any]:
     """The parameters of a rule, those at their defaults among them."""
     return {name: one.default for name, one in signature(rule).parameters.items() if one.default is not one.empty}
-
-
-def stated(
-    module: ModuleType, lists: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> Iterator[tuple[Statement, partial[Judged], bool]]:
-    """The statements of an experiment, each with its rule, and whether that reads only toys that do their task."""
-    read = tomllib.loads(Path(str(module.__file__).replace("_claims.py", ".toml")).read_text(encoding="utf-8"))
-    tables = {header: read.pop(header) for header, table in list(read.items()) if isinstance(table, dict)}
-    usual = (
-        {"each": "", "prefix": "", "suffix": "", "gated": True}
-        | {key: x for key, x in vars(module).items() if key.isupper()}
-        | read
-    )
-    for name, group in groupby(tables.items(), key=lambda item: (usual | item[1])["each"]):
-        given_of: Sequence[Mapping[str, Any]] = {"": [{}], **lists}[name]
-        for given, (header, table) in product(given_of, list(group)):
-            own = {"by": header.replace("-", "_")} | table.get("judge", {})
-            values = Values(usual | table | own | dict(given) | {"id": "{prefix}" + header + "{suffix}"})
-            rule = getattr(module, own.pop("by"))
-            own |= {key: given[key] for key in signature(rule).parameters if key in given}
-            yield (
-                Statement(**{key: values[key] for key in FIELDS if key in values}),
-                partial(rule, **own),
-                values["gated"],
-            )
 
 
 def decided(measured: str, *tests: Test) -> Judged:

@@ -17,7 +17,7 @@ from probes.claims.rules import SURE, every
 from probes.results.tables import Table, number
 
 from .learnt import PASSED, by_stream, gate, name_of, scaled
-from .position_bias import architecture_of
+from .position_bias.training import architecture_of
 from .rules import (
     OVER_RUNS,
     Judged,

@@ -71,18 +71,6 @@ def sweep(coords: Mapping[str, Any], *parts: Part, attrs: Mapping[str, Any] | No
     return dataset(variables, coords={dim: x for dim, x in coords.items() if dim in used}, attrs=attrs)
 
 
-def products(cells: Iterable[Sequence[Any]]) -> list[tuple[tuple[Any, ...], ...]]:
-    """Few products of lists that together are these cells: the values of each along every axis."""
-    found = [tuple((value,) for value in cell) for cell in cells]
-    for axis in 2 * [*reversed(range(len(found[0]) if found else 0))]:
-        by_others: dict[Any, tuple[Any, ...]] = {}
-        for one in found:
-            others = one[:axis], one[axis + 1 :]
-            by_others[others] = (*by_others.get(others, ()), *one[axis])
-        found = [(*before, values, *after) for (before, after), values in by_others.items()]
-    return found
-
-
 def each(cells: Iterable[Sequence[Any]], **arrays: Any) -> Cells:
     """Every cell with its row of each array [cell, ...], for `Part.found`."""
     for n, cell in enumerate(cells):

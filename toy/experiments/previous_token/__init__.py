@@ -17,7 +17,7 @@ embedding changes no number; signs along s are hence counted both as they are an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, cast
@@ -31,12 +31,16 @@ from torch import Tensor
 
 from probes.errors import InputError
 
-from ..model import Architecture, PositionalSwitch, Switches, forward
-from ..tasks import Copying
-from ..train import Run, Schedule, Trained, seed_of, stacked
-from .experiment import Work
-from .previous_token_claims import PUBLISHED, Switch
-from .sweep import Measure, Part, each, each_at_least, sweep
+from ...checks import one_of
+from ...model import Architecture, PositionalSwitch, Switches, forward
+from ...tasks import Copying
+from ...train import Run, Schedule, Trained, seed_of, stacked
+from ..experiment import Work
+from ..sweep import Measure, Part, each, each_at_least, sweep
+from .chart import charts as charts
+from .statements import claims as claims
+from .tables import PUBLISHED, Switch
+from .tables import tables as tables
 
 SWITCH = ("off", "on")  # of residual stream and output projection
 POSITIONAL: tuple[PositionalSwitch, ...] = ("none", "learned")
@@ -55,7 +59,7 @@ class Settings:
     width: int = 2
     steps: int = 3000
     seeds: int = 5
-    batch: int = 128
+    batch: int = 128  # which the post does not say
     learning_rate: float = 0.01
     variants: bool = True  # curves and published cells with residual off/on, W_O off/on; else the one below alone
     residual: str = "off"  # of everything else
@@ -68,8 +72,8 @@ class Settings:
     rate_vocabularies: tuple[int, ...] = (30, 100)
     rates: tuple[float, ...] = (0.01, 0.1)
     rate_steps: int = 10_000
-    blind_widths: tuple[int, ...] = (2, 4, 10, 30)  # without positional encoding
-    offset_contexts: tuple[int, ...] = (4, 10)
+    blind_widths: tuple[int, ...] = (2, 4, 10, 30)  # without positional encoding: what is the plateau the bound of?
+    offset_contexts: tuple[int, ...] = (4, 10)  # other tokens are asked for than the one before the last
     points: int = 60  # steps at which weights are kept, on a log grid
     rate_points: int = 500  # of the learning rates' loss curves, equally far apart
     test: int = 16_384  # fresh sequences behind every final perplexity
@@ -81,8 +85,7 @@ class Settings:
         each_at_least(self, 3, "vocabulary", "context")
         each_at_least(self, 3, "grid_vocabularies", "grid_contexts", "rate_vocabularies", "offset_contexts")
         for name in ("residual", "projection"):
-            if getattr(self, name) not in SWITCH:
-                raise InputError(f"{name}={getattr(self, name)} is no switch; give on or off")
+            one_of(name, getattr(self, name), SWITCH)
         if self.rate_steps < self.rate_points:
             raise InputError(
                 f"rate_steps={self.rate_steps} are fewer than rate_points={self.rate_points}; give at least as many"
@@ -134,8 +137,19 @@ def measure(settings: Settings, work: Work) -> xr.Dataset:
         "offset_context": list(s.offset_contexts),
         "target": list(range(-longest, -1)),
     }
-    parts = (*_curves(s, work), _cells(s, work), _grid(s, work), *_rates(s, work), _blind(s, work), _offsets(s, work))
-    return sweep(coords, *parts)
+    sizes = {"vocabulary": s.grid_vocabularies, "context": s.grid_contexts, "width": s.grid_widths}
+    others = {"offset_context": s.offset_contexts, "target": coords["target"]}
+    after = f"(perplexity - 1) / V after {s.steps} steps"
+    blind = f"perplexity without positional encoding after {s.steps} steps"
+    return sweep(
+        coords,
+        *_curves(s, work),
+        _cells(s, work),
+        _grid(s, work, "grid", "relative_by_size", after, sizes),
+        *_rates(s, work),
+        _grid(s, work, "blind", "blind_perplexity", blind, {"blind_width": s.blind_widths}, positional="none"),
+        _grid(s, work, "offsets", "relative_by_target", f"{after}, by the position asked for", others),
+    )
 
 
 def _curves(s: Settings, work: Work) -> list[Part]:
@@ -199,13 +213,19 @@ def _cells(s: Settings, work: Work) -> Part:
     return Part(axes, measures, each(cells, relative_published=found))
 
 
-def _grid(s: Settings, work: Work) -> Part:
-    """Relative perplexity after `steps` steps against vocabulary, context and width."""
-    cells = list(product(s.grid_vocabularies, s.grid_contexts, s.grid_widths, range(s.seeds)))
-    runs = [run_of(s, seed, vocabulary=v, context=c, width=width) for v, c, width, seed in cells]
-    measures = {"relative_by_size": Measure(f"(perplexity - 1) / V after {s.steps} steps")}
-    found = each(cells, relative_by_size=_ends(s, work, "grid", runs, s.steps))
-    return Part(("vocabulary", "context", "width", "seed"), measures, found)
+def _grid(
+    s: Settings, work: Work, label: str, variable: str, text: str, axes: Mapping[str, Sequence[int]], **given: Any
+) -> Part:
+    """Perplexity after `steps` steps along axes, which are named as `run_of`'s arguments behind any first word.
+
+    Contexts that lack the position asked for are left out.
+    """
+    cells = [cell for cell in product(*axes.values(), range(s.seeds)) if "target" not in axes or -cell[1] <= cell[0]]
+    names = [axis.rpartition("_")[2] for axis in axes]
+    runs = [run_of(s, seed, **given, **dict(zip(names, place, strict=True))) for *place, seed in cells]
+    relative = _ends(s, work, label, runs, s.steps)
+    values = 1 + s.vocabulary * relative if variable == "blind_perplexity" else relative
+    return Part((*axes, "seed"), {variable: Measure(text)}, each(cells, **{variable: values}))
 
 
 def _rates(s: Settings, work: Work) -> list[Part]:
@@ -231,27 +251,6 @@ def _rates(s: Settings, work: Work) -> list[Part]:
     relative = relative_perplexity(trained, s.test)
     found = each(cells, rate_loss=means, spikes=counts, rate_relative=relative)
     return [Part(("rate_vocabulary", "learning_rate", "schedule", "seed"), measures, found)]
-
-
-def _blind(s: Settings, work: Work) -> Part:
-    """Models without positions, by width: what is the plateau the bound of?"""
-    cells = list(product(s.blind_widths, range(s.seeds)))
-    ends = _ends(s, work, "blind", [run_of(s, seed, width=width, positional="none") for width, seed in cells], s.steps)
-    measures = {"blind_perplexity": Measure(f"perplexity without positional encoding after {s.steps} steps")}
-    return Part(("blind_width", "seed"), measures, each(cells, blind_perplexity=1 + s.vocabulary * ends))
-
-
-def _offsets(s: Settings, work: Work) -> Part:
-    """Other tokens than the one before the last; NaN where the context has no such place."""
-    cells = [
-        (context, target, seed)
-        for context in s.offset_contexts
-        for target, seed in product(range(-context, -1), range(s.seeds))
-    ]
-    runs = [run_of(s, seed, context=context, target=target) for context, target, seed in cells]
-    text = f"(perplexity - 1) / V after {s.steps} steps, by the position asked for"
-    found = each(cells, relative_by_target=_ends(s, work, "offsets", runs, s.steps))
-    return Part(("offset_context", "target", "seed"), {"relative_by_target": Measure(text)}, found)
 
 
 def _variants(s: Settings) -> list[Switch]:

@@ -15,9 +15,9 @@ from torch import Tensor
 from probes.theory.rollout import Bounds, causal_bound, prefix_bounds, rollout, turned_loss, visible, window_bound
 from probes.theory.unnormalized import shares
 
-from ..model import Architecture, Switches
-from ..view import Toy
-from .in_context import patterns
+from ...model import Architecture, Switches
+from ...view import Toy
+from ..in_context import patterns
 
 ROUNDING = 1e-9  # relative, of sums and products of positive float64 numbers, after dozens of them
 TINY = float(np.finfo(np.float64).tiny)
@@ -45,14 +45,14 @@ def look_at(toy: Toy, inputs: Tensor) -> Look:
 
 
 class Limit(NamedTuple):
-    """Theorem 4.1, 4.2 or 4.3 against a toy's rollouts."""
+    """Theorem 4.1, 4.2 or 4.3 against a toy's rollouts; the fields are variables of the result."""
 
     violations: int
     checked: int
-    eps: float  # smallest visible entry of all sequences
-    outside: Float[np.ndarray, " layer"]  # P(z_i >= K) of the last query, mean over sequences
+    eps: float
+    outside: Float[np.ndarray, " layer"]
     outside_bound: Float[np.ndarray, " layer"]
-    share: Float[np.ndarray, " layer"]  # least P(z_i = j), j < K, over queries and sequences
+    share: Float[np.ndarray, " layer"]
 
 
 def check(window: int | None, prefix: int | None, look: Look, products: Rollouts) -> Limit:

@@ -1,1 +1,0 @@
-"""Figures of the toy experiments, from their results only."""
