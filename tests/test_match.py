@@ -298,7 +298,7 @@ def test_committed_table_is_that_of_the_committed_results(committed):
 
 def test_figure_draws_profiles_at_initialization_and_after_training(done):
     figure = probes.match_figure(done[1])
-    assert [cell.get_title() for cell in figure.axes[:2]] == ["ape at initialization", "ape after training"]
+    assert [cell.get_title() for cell in figure.axes[:2]] == ["ape\nat initialization", "ape\nafter training"]
     assert len(figure.axes) == 2 * 2
     assert all(LENGTH in {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()} for cell in figure.axes)
     with pytest.raises(InputError, match="headwater match"):
