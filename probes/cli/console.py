@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..run import processes
-from ..run.progress import Advance, Course, duration
+from ..run.progress import Advance, Course
 
 if TYPE_CHECKING:
     from ..results.tables import Report
 
 WIDEST = 120  # columns of running text
 EVERY = 30.0  # seconds between two lines of progress, where there is no terminal
-SHOWN_AFTER = 2.0  # seconds until the time that is left is shown: that of shorter work is seen soon enough
+PACE = 300.0  # seconds over which the pace is taken that tells how much time is left
 
 
 class Standing:
@@ -76,55 +76,57 @@ def standing() -> Iterator[Standing]:
 
 
 @contextmanager
-def progress(*, alike: bool = True, clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
+def progress(clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
     """How far a command is, on stderr: a bar in a terminal, elsewhere a line each `EVERY` seconds.
 
     It appears with the first call, so that bad input ends in a single line. Of several processes only the first shows it.
-    `alike`: as of `Course`.
     """
     if not processes.first():
         yield lambda *_: None
         return
-    shown = _Shown(alike=alike, clock=clock)
+    shown = _Shown(clock)
     try:
         yield shown
     finally:
-        if shown.bar is not None:
+        if shown.bar is not None and shown.bar.live.is_started:
             shown.bar.stop()
 
 
 class _Shown(Course):
-    """A `Course` that shows itself."""
+    """A `Course` that shows itself; rich estimates the time that is left."""
 
-    bar: Any = None  # of rich, in a terminal
-    _last: float | None = None  # when a line was printed
+    bar: Any = None  # of rich, from the first call on
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock, self._last = clock, clock()
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
         super().__call__(label, done, total)
-        # A part of a unit has a label of its own, and no time that is known.
-        share, left = (self.done, self.left) if label in self.units else (done / total if total else 1.0, None)
-        time_left = f", about {duration(left)} left" if left and self.spent >= SHOWN_AFTER else ""
-        if sys.stderr.isatty():
-            self._show(label, share, time_left.removeprefix(", "))
-        elif self._clock() - (self._last or self._start) >= EVERY:
-            self._last = self._clock()
-            remark(f"{label}: {share:.0%} done{time_left}")
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    def _show(self, label: str, share: float, time_left: str) -> None:
         if self.bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[left]}"),
+            columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+            self.bar = Progress(
+                *columns, console=Console(stderr=True), get_time=self._clock, speed_estimate_period=PACE
             )
-            self.bar = Progress(*columns, console=Console(stderr=True))
-            self.bar.add_task(label, total=1.0, left="")
-            self.bar.start()
-        self.bar.update(self.bar.task_ids[0], description=label, completed=share, left=time_left)
+            self.bar.add_task(label, total=1.0)
+            if sys.stderr.isatty():
+                self.bar.start()
+        (task,) = self.bar.tasks
+        self.bar.update(task.id, description=label, completed=self.done)
+        if not sys.stderr.isatty() and self._clock() - self._last >= EVERY:
+            self._last = self._clock()
+            left = f", about {duration(task.time_remaining)} left" if task.time_remaining else ""
+            remark(f"{label}: {self.done:.0%} done{left}")
+
+
+def duration(seconds: float | int) -> str:
+    """Rounded: "8 s", "4 min", "2.0 h"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def given() -> str:

@@ -61,7 +61,7 @@ def report(
         chosen = {name: value for name, value in values.items() if name not in ("prompts", "length")}
         read = measuring.Source(**chosen, initialization=initialization)
         how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
-        with progress(alike=False) as advance:
+        with progress() as advance:
             names, refused, known = measuring.measure(models, out, source=read, advance=advance, told=remark, **how)
     for line in _page(out, names, refused, known):
         print(line)
@@ -227,7 +227,7 @@ def selftest(
     if out is not None:
         require_writable(out)
         require_free([out / "selftest.md"])
-    with progress(alike=False) as advance:
+    with progress() as advance:
         rows = study.selftest(place, {"toy: training": training}, advance)
     shown = study.selftest_report(rows, place)
     if out is not None:

@@ -1,14 +1,12 @@
-"""How far work has come, and how long it still takes, as measured on what was done.
+"""How far work has come.
 
 A measure calls `progress(done, total)`, in the unit that it counts its work in (`Tally`). What runs measures calls
 `advance(label, done, total)` for each unit of a command, after it has announced the units that are to come. `Course` is
-such an `advance`: it estimates anew, at each call, how much time is left. Nothing is guessed beforehand.
+such an `advance`.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -61,68 +59,35 @@ def announce(advance: Advance | None, labels: Iterable[str]) -> None:
 
 
 class Course:
-    """An `Advance` that knows how much is done and how much time is left, by the pace of the last half of the time.
+    """An `Advance` that adds up how much is done of the units that were announced.
 
-    A unit that was not announced is followed alone, from where it is first heard of: resumed work comes in a leap.
-
-    Args:
-        alike: whether units take about the same time; otherwise each is followed alone.
-        clock: in seconds.
+    A unit that was not announced is followed alone.
     """
 
-    def __init__(self, *, alike: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self._alike, self._clock, self._announced = alike, clock, False
-        self._begin({})
-
-    def _begin(self, units: dict[str, float]) -> None:
-        self.units = units  # how much of each is done
-        self._running, self._start = "", self._clock()
-        self._heard = deque([(self._start, sum(units.values()))])  # (when, how many units were done)
+    def __init__(self) -> None:
+        self.units: dict[str, float] = {}  # how much of each is done
+        self._announced = False
 
     def expect(self, labels: Iterable[str]) -> None:
         """The units that begin now."""
-        self._announced = True
-        self._begin(dict.fromkeys(labels, 0.0))
+        self.units, self._announced = dict.fromkeys(labels, 0.0), True
 
     def __call__(self, label: str, done: float | int, total: float | int) -> None:
         """So much of a unit is done, in a total of its own."""
         share = done / total if total else 1.0
-        if label not in self.units:
-            if self._announced or share >= 1:
-                return
-            self._begin({label: share})
-        elif self._running not in ("", label) and not self._alike:
-            self._begin(self.units)
-        self._running, self.units[label] = label, max(share, self.units[label])
-        now = self._clock()
-        self._heard.append((now, sum(self.units.values())))
-        while self._heard[1][0] <= (self._start + now) / 2 and len(self._heard) > 2:
-            self._heard.popleft()
+        if label not in self.units and not self._announced:
+            self.units = {label: share}
+        elif label in self.units:
+            self.units[label] = max(share, self.units[label])
 
     @property
     def done(self) -> float:
-        """The share that is done of all units, or of the running one where they are not alike."""
-        if not self._alike:
-            return self.units.get(self._running, 0.0)
+        """The share of all units that is done."""
         return sum(self.units.values()) / len(self.units) if self.units else 0.0
-
-    @property
-    def spent(self) -> float:
-        """Seconds since it began."""
-        return self._clock() - self._start
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until that is 1; None before anything is done."""
-        (before, least), (now, most) = self._heard[0], self._heard[-1]
-        if most == least:
-            return None
-        units = len(self.units) if self._alike else 1
-        return max(0.0, units * (1 - self.done) * (now - before) / (most - least) - (self._clock() - now))
 
 
 class Part(Course):
-    """Hears of the units of one study of several, which to `advance` are one unit, called `label`."""
+    """Hears of the units of one measure of several, which to `advance` are one unit, called `label`."""
 
     def __init__(self, advance: Advance | None, label: str) -> None:
         super().__init__()
@@ -132,10 +97,3 @@ class Part(Course):
         super().__call__(label, done, total)
         if self._advance is not None:
             self._advance(self._label, self.done, 1.0)
-
-
-def duration(seconds: float) -> str:
-    """Rounded: "8 s", "4 min", "2.0 h"."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
