@@ -11,22 +11,19 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import families
-import h5py
 import numpy as np
 import pytest
-import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import probes
 from probes.cli import options
-from probes.data.documents import read_documents, stream_dataset
+from probes.data.documents import read_documents
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
 from probes.measures.evict import parse_counts
@@ -34,7 +31,6 @@ from probes.measures.inspect import parse_of
 from probes.measures.jacobian import products
 from probes.measures.leakage import parse_bands, parse_lags
 from probes.measures.sinks import parse_keys
-from probes.models.checkpoint import check_weights
 from probes.models.swap import parse_replacement
 from probes.results import dataset as results
 from toy.experiments.experiment import EXPERIMENTS, settings_of
@@ -149,68 +145,7 @@ def test_damaged_results_are_read_or_refused(result, tmp_path):
     assert set(none) == {"refused"}
 
 
-ODD_VALUES: dict[str, Any] = {
-    "empty": b"",
-    "array": np.arange(6).reshape(2, 3),
-    "texts": ["a", "b"],
-    "bytes": np.bytes_(b"\xff\xfe"),
-    "complex": np.complex64(1j),
-    "compound": np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
-    "huge": np.uint64(2**64 - 1),
-    "truth": True,
-    "void": np.void(b"\x00\x01"),
-    "null": h5py.Empty("f"),
-    "reference": None,  # to the file itself
-}
-Change = Callable[[Any], object]
-
-
-def attribute(name: str, value: Any) -> Change:
-    def put(file: Any) -> None:
-        for place in (file, file["sensitivity"]):
-            place.attrs.pop(name, None)
-            place.attrs[name] = file.ref if value is None else value
-
-    return put
-
-
-NAMES = ("headwater", "model", "_FillValue", "scale_factor", "units", "coordinates")
-CHANGES: dict[str, Change] = {
-    "groups": lambda file: file.create_group("a/b/c"),
-    "soft link": lambda file: file.__setitem__("x", h5py.SoftLink("/gone")),
-    "outer link": lambda file: file.__setitem__("x", h5py.ExternalLink("/etc/passwd", "/")),
-    "no scales": lambda file: file.__setitem__("x", np.zeros((2, 3))),
-    "strings": lambda file: file.create_dataset("x", data=["a", "é"], dtype=h5py.string_dtype()),
-    "enumeration": lambda file: file.create_dataset("x", data=[0, 1], dtype=h5py.enum_dtype({"NO": 0, "YES": 1})),
-} | {f"{name} {kind}": attribute(name, value) for name in NAMES for kind, value in ODD_VALUES.items()}
-
-
-@pytest.mark.parametrize("part", range(6))
-def test_what_others_may_put_into_a_result_is_read_or_refused(result, tmp_path, part):
-    path = tmp_path / "odd.nc"
-    for kind, change in list(CHANGES.items())[part::6]:
-        path.write_bytes(result)
-        with h5py.File(path, "a") as file:
-            change(file)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert isinstance(read(results.load, path), xr.Dataset | None), kind
-
-
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats())
-
-
-@pytest.mark.slow
-@tried(100)
-@given(st.lists(st.one_of(SCALARS, st.text(max_size=20), st.lists(st.integers(), max_size=3)), max_size=4))
-def test_attributes_survive_a_file(tmp_path, values):
-    """Whatever a run was given: what `attributes` makes of it is what the file gives back."""
-    kept = {f"x{number}": value for number, value in enumerate(values)}
-    ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **results.attributes(kept)})
-    if read(lambda: results.save(ds, tmp_path / "r.nc") or True):
-        found = results.load(tmp_path / "r.nc")
-        for name, value in ds.attrs.items():
-            assert found.attrs[name] == value or (value != value and found.attrs[name] != found.attrs[name])
 
 
 # --------------------------------------------------------------------------------------------------------- texts
@@ -239,15 +174,6 @@ def test_any_text_file_is_read_or_refused(tmp_path, content, lines):
     if documents and lines:
         held = [json.loads(line)["text"] for line in content.decode().split("\n") if line.strip()]
         assert [document.text for document in documents] == held
-
-
-@tried(12)
-@given(st.sampled_from([".jsonl", ".parquet", ".arrow", ".txt", ".json", ".other"]), CONTENT)
-def test_any_data_set_is_streamed_or_refused(tmp_path, suffix, content):
-    file = tmp_path / f"any{suffix}"
-    file.write_bytes(content)
-    for document in read(lambda: list(stream_dataset(str(file)))) or ():
-        assert isinstance(document.text, str)
 
 
 @pytest.fixture(scope="module")
@@ -345,19 +271,3 @@ def test_damaged_checkpoints_are_read_or_refused(checkpoint, tmp_path):
     found = read_in_a_process("probes.load(path, device='cpu').spec", tmp_path)
     assert found.count("refused") > len(found) / 3
     assert found.count("read") >= 1
-
-
-@pytest.mark.slow
-@tried(100)
-@given(
-    st.dictionaries(
-        st.one_of(st.sampled_from(["__metadata__", "a.weight"]), st.text(max_size=5)),
-        st.one_of(JSON, st.fixed_dictionaries({"dtype": JSON, "shape": JSON, "data_offsets": JSON})),
-        max_size=4,
-    )
-)
-def test_any_header_is_read_or_refused(tmp_path, header):
-    text = json.dumps(header).encode()
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    read(check_weights, tmp_path)
