@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
 from commands import listing
@@ -121,7 +119,6 @@ def test_another_device_trains_the_same(tmp_path, trained):
     [
         ({"peak_lr": 2e-2, "clip": 0.5}, {}, "clip, peak_lr"),
         ({}, {"config": small_config(rope_theta=500.0)}, "rope"),
-        ({"bos": False}, {}, "bos"),
         ({}, {"first": 1}, "data"),
     ],
 )
@@ -221,15 +218,14 @@ def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        *(({name: 0}, rf"^{name}=0") for name in ("steps", "warmup", "peak_lr", "clip")),
+        ({"steps": 0}, "^steps=0"),
+        ({"peak_lr": 0}, "^peak_lr=0"),
         ({"length": 1}, "^length=1 leaves nothing to predict; give at least 2"),
-        ({"weight_decay": -0.1}, "^weight_decay=-0.1"),
         ({"compute": "float16"}, "^compute='float16'"),
         ({"config": {"vocab_size": 257}}, "vocab_size=257 cannot hold the 256 bytes, BOS and EOS; give 258 or more"),
         ({"config": {"max_position_embeddings": 31}}, "length=32 exceeds"),
         ({"length": 6000, "config": {"max_position_embeddings": 6000}}, "is too short for windows of length=6000"),
         ({"keep_steps": (0, 24)}, "keep_steps=24"),
-        ({"save_every": 0}, "save_every=0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, given, says):
@@ -263,13 +259,12 @@ def test_hold_out_keeps_all_text_and_needs_no_short_documents(documents):
 
 @pytest.fixture
 def source(tmp_path) -> SimpleNamespace:
-    """A config file and the same text as a folder, a parquet file and a jsonl file."""
+    """A config file and the same text as a folder and a jsonl file."""
     documents = text_documents()
     (tmp_path / "text").mkdir()
     for document in documents:
         (tmp_path / "text" / f"{document.name}.txt").write_text(document.text)
     texts = [document.text for document in documents]
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
     small_config().to_json_file(tmp_path / "config.json")
     return SimpleNamespace(path=tmp_path, out=tmp_path / "out", config=tmp_path / "config.json")
@@ -282,7 +277,6 @@ FEW: dict[str, Any] = dict(steps=2, batch=2, length=16, warmup=1, heldout_charac
     ("given", "described"),
     [
         ({"text": "text"}, "text 'text'"),
-        ({"dataset": "rows.parquet"}, "rows.parquet', split 'train'"),
         ({"dataset": "rows.jsonl", "column": "body"}, "rows.jsonl', split 'train'"),
     ],
 )
@@ -302,12 +296,10 @@ def test_run_trains_on_each_source_and_writes_a_card(source, monkeypatch, given,
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"text": "text", "stdlib": True}, "--text and --stdlib given"),
+        ({"text": "text", "dataset": "rows.parquet"}, "--text and --dataset given"),
         ({"text": "text", "split": "test"}, "split=test is for --dataset only"),
-        ({"text": "gone"}, "gone' does not exist"),
         ({"text": "text", "heldout_characters": 10**6}, "heldout_characters=1000000"),
-        ({"text": "text", "config": "gone.json"}, r"gone\.json' is not readable"),
-        ({"text": "text", "config": "rows.jsonl"}, r"rows\.jsonl' is no JSON"),
+        ({"text": "text", "config": "gone.json"}, r"gone\.json' cannot be used"),
         ({"text": "text", "config": "odd.json"}, r"model_type='perceptron'"),
         (
             {"text": "text", "config": "wrong.json"},
@@ -316,13 +308,8 @@ def test_run_trains_on_each_source_and_writes_a_card(source, monkeypatch, given,
         ({"text": "text", "config": "t5.json"}, "'t5' is no causal language model"),
         ({"text": "text", "recipe": "tiny-llama"}, "both 'tiny-llama' and"),
         ({"text": "text", "recipe": "tiny-lama", "config": None}, "'tiny-lama' is unknown; choose one of tiny-llama,"),
-        ({"text": "text", "config": None}, r"neither given; give a recipe \(tiny-llama,"),
-        ({"text": "text", "device": "tpu"}, "device 'tpu'"),
         ({"text": "text", "out": "text"}, r"text' holds other files \('part0\.txt' is one\)"),
-        ({"text": "text", "out": "config.json"}, r"config\.json' is no folder"),
         ({"text": "text", "length": 2000}, "length=2000 exceeds"),
-        ({"dataset": "nobody/nothing"}, "nobody/nothing' cannot be streamed"),
-        ({"dataset": "rows.jsonl"}, "no column 'text'"),
         ({"dataset": "rows.parquet", "characters": 0}, "characters=0"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,11 @@ PROGRESS = "progress"  # array of what is kept beside tensors
 def check_folder(out: Path) -> None:
     """Refuse a folder that is neither new nor empty nor an unfinished run."""
     require_writable(out)
-    if not out.is_dir():
-        return
     if (out / "training.json").exists():
         raise InputError(f"'{out}' holds a finished model; give another folder, or remove this one to train it again")
-    found = sorted(entry.name for entry in out.iterdir())
-    if found and not any(name == "state" or re.fullmatch(r"step\d+", name) for name in found):
-        raise InputError(f"'{out}' holds other files ('{found[0]}' is one); give a new or an empty folder")
+    names = sorted(entry.name for entry in out.iterdir()) if out.is_dir() else []
+    if names and not any(name == STATE or re.fullmatch(r"step\d+", name) for name in names):
+        raise InputError(f"'{out}' holds other files ('{names[0]}' is one); give a new or an empty folder")
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -79,17 +76,12 @@ def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[Any, dict[str, T
         return None
     before, progress = json.loads(arrays.pop(PROGRESS).tobytes())
     for part, value in json.loads(json.dumps(identity)).items():
-        if before[part] != value:
-            changed = [part]
-            if isinstance(value, dict):
-                changed = sorted(k for k in {*value, *before[part]} if before[part].get(k) != value.get(k))
+        was = before.get(part)
+        if was != value:
+            both = isinstance(value, dict) and isinstance(was, dict)
+            changed = sorted(k for k in {*value, *was} if was.get(k) != value.get(k)) if both else [part]
             raise InputError(
                 f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
                 "give the same settings to continue it, or another folder"
             )
     return progress, {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def remove_state(out: Path) -> None:
-    """Remove it and its folder."""
-    shutil.rmtree(out / STATE, ignore_errors=True)

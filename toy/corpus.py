@@ -26,28 +26,24 @@ def find_text(
     *,
     text: str | Path | None = None,
     dataset: str | None = None,
-    stdlib: bool = False,
     split: str | None = None,
     column: str | None = None,
     characters: int | None = None,
 ) -> tuple[list[Document], str]:
-    """The documents of the one source that is given, and what to call them; see `toy.pretrain.run`.
+    """The documents of the source that is given, else of the standard library, and what to call them.
 
     Raises:
-        InputError: several sources, options of a dataset without one, or text that cannot be read.
+        InputError: two sources, options of a dataset without one, or text that cannot be read.
     """
-    sources = {"--text": text, "--dataset": dataset, "--stdlib": stdlib or None}
-    given = [name for name, value in sources.items() if value is not None]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} given; give one source of text")
+    if text is not None and dataset is not None:
+        raise InputError("--text and --dataset given; give one source of text")
     if dataset is None:
         for name, value in (("split", split), ("column", column), ("characters", characters)):
             if value is not None:
                 raise InputError(f"{name}={value} is for --dataset only; leave it out or give --dataset NAME")
-    if text is not None:
-        return read_documents(text), f"text '{Path(text).name}'"
-    if dataset is None:
-        return stdlib_documents(), stdlib_name()
+        return (
+            (stdlib_documents(), stdlib_name()) if text is None else (read_documents(text), f"text '{Path(text).name}'")
+        )
     limit = DATASET_CHARACTERS if characters is None else characters
     at_least("characters", limit, 1)
     split, column = split or "train", column or "text"

@@ -12,13 +12,14 @@ import copy
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -26,13 +27,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.data.documents import Document
-from probes.errors import InputError
-from probes.models.checkpoint import check_fields
+from probes.errors import InputError, reason
+from probes.models.checkpoint import check_fields, read_object
 from probes.run.alone import alone
-from probes.run.files import what_is, write_json
+from probes.run.files import write_json
 
 from .card import write_card
-from .checkpoints import STATE, UNIT, check_folder, load_state, remove_state, save_model, save_state, write_log
+from .checkpoints import STATE, UNIT, check_folder, load_state, save_model, save_state, write_log
 from .checks import above_zero, at_least, seed_and_decay, usable_device
 from .corpus import SMALLEST_VOCABULARY, Windows, find_text, hold_out, pack, train_tokenizer
 from .evaluation import bigram_loss, position0_weights, sample, validation_loss
@@ -41,6 +42,7 @@ from .recipes import RECIPES, Recipe, recipe_config
 LOG_EVERY = 10  # steps
 SAMPLE_TOKENS = 120
 POSITION0_WINDOWS = 64  # on which attention to position 0 is measured
+Advance: TypeAlias = Callable[[int, float | None], object]
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,9 @@ def pretrain(
     keep_steps: Sequence[int] = (0,),
     save_every: int = 200,
     device: str = "cpu",
-    compile: bool = False,
     fresh: Callable[[Any], Any] | None = None,
     told: Mapping[str, Any] | None = None,
-    advance: Callable[[int, float | None], object] = lambda step, loss: None,
+    advance: Advance = lambda step, loss: None,
 ) -> dict[str, Any]:
     """Train a fresh model of `config` and write it to the folder `out`; resume a run that was interrupted there.
 
@@ -101,7 +102,6 @@ def pretrain(
         training, heldout: documents; the held-out ones are only ever evaluated on.
         options: see `Options`.
         save_every: steps between resumable states (removed at the end).
-        compile: pass the forward pass through `torch.compile`.
         fresh: makes the model that is trained from the config; without it the options' seed decides the weights.
         told: what `fresh` depends on; a resumed run must share it, and `training.json` holds it.
         advance: called with (steps done, loss where it is logged).
@@ -127,11 +127,10 @@ def pretrain(
     model = _rounded((fresh or partial(_fresh_model, seed=options.seed))(config)).to(device).train()
     with alone(out / STATE / UNIT):
         run = _Training(model, windows, options, out, _fingerprint(config, options, stream) | dict(told or {}))
-        forward = torch.compile(model) if compile else model
         while run.step < options.steps:
             if run.step in keep_steps:
                 save_model(model, tokenizer, out / f"step{run.step}")
-            loss = run.one_step(forward)
+            loss = run.one_step()
             advance(run.step, loss)
             if run.step % save_every == 0 and run.step < options.steps:
                 run.save()
@@ -152,7 +151,7 @@ def pretrain(
         }
         save_model(model, tokenizer, out)
         write_json(out / "training.json", report)
-        remove_state(out)
+        shutil.rmtree(out / STATE, ignore_errors=True)
         return report
 
 
@@ -186,8 +185,8 @@ class _Training:
         if (found := load_state(out, identity)) is not None:
             self._restore(*found)
 
-    def one_step(self, forward: Any) -> float | None:
-        """Update the weights once; `forward` is the model, maybe compiled. Returns the loss where it is logged.
+    def one_step(self) -> float | None:
+        """Update the weights once; returns the loss where it is logged.
 
         Raises:
             InputError: that loss is not finite.
@@ -200,7 +199,7 @@ class _Training:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with torch.autocast(device.type, torch.bfloat16) if options.compute == "bfloat16" else nullcontext():
-            logits = forward(input_ids=inputs.to(device), use_cache=False).logits
+            logits = self.model(input_ids=inputs.to(device), use_cache=False).logits
         loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.to(device).flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.clip)
@@ -243,8 +242,9 @@ def _fresh_model(config: Any, seed: int) -> Any:
     try:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except ValueError as error:  # what transformers raises for a config class without a causal language model
-        reason = str(error).splitlines()[0][:200]
-        raise InputError(f"model_type '{config.model_type}' is no causal language model ({reason}); use one") from None
+        raise InputError(
+            f"model_type '{config.model_type}' is no causal language model ({reason(error)}); use one"
+        ) from None
     return model
 
 
@@ -291,7 +291,6 @@ def run(
     config: str | Path | None = None,
     text: str | Path | None = None,
     dataset: str | None = None,
-    stdlib: bool = False,
     split: str | None = None,
     column: str | None = None,
     characters: int | None = None,
@@ -300,9 +299,8 @@ def run(
     keep_steps: Sequence[int] | None = None,
     save_every: int = 200,
     device: str = "auto",
-    compile: bool = False,
     command: str | None = None,
-    advance: Callable[[int, float | None], object] = lambda step, loss: None,
+    advance: Advance = lambda step, loss: None,
     **settings: Any,
 ) -> dict[str, Any]:
     """What `headwater pretrain` does: find config and text, train, write the model card.
@@ -310,7 +308,7 @@ def run(
     Args:
         recipe: a name of `RECIPES`; exactly one of it and `config`, a transformers `config.json`, is given.
         out: an empty or new folder, or one that holds an unfinished run.
-        text, dataset, stdlib: the source, at most one; the standard library of the running CPython if none is given.
+        text, dataset: the source, at most one; the standard library of the running CPython if none is given.
         split, column, characters: of the dataset; reading stops after so many characters.
         heldout_characters: kept out of training, for validation.
         bos: start windows with BOS; the recipe's own policy if None (and yes for a config).
@@ -331,27 +329,16 @@ def run(
     options = Options(bos=row.bos if bos is None else bos, **settings)
     if keep_steps is None:
         keep_steps = [step for step in row.keep_steps if step < options.steps]
+    where: dict[str, Any] = {"keep_steps": keep_steps, "save_every": save_every}
     device = usable_device(device)
     check_folder(out)
     built = recipe_config(row) if config is None else _read_config(Path(config))
-    _check(built, options, keep_steps=keep_steps, save_every=save_every)
+    _check(built, options, **where)
 
-    documents, data = find_text(
-        text=text, dataset=dataset, stdlib=stdlib, split=split, column=column, characters=characters
-    )
+    documents, data = find_text(text=text, dataset=dataset, split=split, column=column, characters=characters)
     training, heldout = hold_out(documents, characters=heldout_characters)
-    report = pretrain(
-        built,
-        out,
-        training=training,
-        heldout=heldout,
-        options=options,
-        keep_steps=keep_steps,
-        save_every=save_every,
-        device=device,
-        compile=compile,
-        advance=advance,
-    )
+    where |= {"training": training, "heldout": heldout, "device": device, "advance": advance}
+    report = pretrain(built, out, options=options, **where)
     report |= {"data_description": data, "difference": row.difference, "command": command}
     write_json(out / "training.json", report)
     write_card(out, report)
@@ -362,26 +349,18 @@ def _read_config(file: Path) -> Any:
     """A transformers config from its JSON file; code that a config refers to is never run."""
     from transformers import CONFIG_MAPPING
 
-    if what_is(file) == "neither":
-        raise InputError(f"config '{file}' is a pipe or a device; give a transformers config.json")
     try:
-        described = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"config '{file}' is not readable ({error.strerror}); give a transformers config") from None
-    except (ValueError, RecursionError) as error:  # no UTF-8, or no JSON
-        raise InputError(f"config '{file}' is no JSON ({error}); give a transformers config.json") from None
-    model_type = described.get("model_type") if isinstance(described, dict) else None
+        fields = read_object(file)
+        check_fields(fields)
+    except InputError as error:
+        raise InputError(f"config '{file}' cannot be used: {error}; give a transformers config.json") from None
+    model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise InputError(f"config '{file}' has model_type={model_type!r}, unknown to transformers; name a known one")
     try:
-        check_fields(described)
-    except InputError as error:
-        raise InputError(f"config '{file}' cannot be used: {error}") from None
-    try:
-        config = CONFIG_MAPPING[model_type].from_dict(described)
+        config = CONFIG_MAPPING[model_type].from_dict(fields)
     except Exception as error:  # each config class checks its values in its own way
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"config '{file}' is refused by transformers ({reason}); mend that entry") from None
+        raise InputError(f"config '{file}' is refused by transformers ({reason(error)}); mend that entry") from None
     if not isinstance(getattr(config, "vocab_size", None), int):
         raise InputError(f"config '{file}' has no vocab_size of its own; give the config of a language model")
     return config

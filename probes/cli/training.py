@@ -92,9 +92,10 @@ class Pretraining(Options):
         "tiny-llama, tiny-llama-ntk, tiny-mistral-window, tiny-qwen2, tiny-sink-logits or tiny-no-sink-logits."
     )
     config: Path | None = option("Instead of a recipe: a transformers config.json.")
-    text: Path | None = option("Train on a text file, .jsonl file or folder of them.")
+    text: Path | None = option(
+        "Train on a text file, .jsonl file or folder of them; on the standard library of this Python if none is given."
+    )
     dataset: str | None = option("Train on a dataset: owner/name, owner/name:config, or a parquet or JSON file.")
-    stdlib: bool = flag("--stdlib", "Train on the standard library of this Python (the default).")
     split: str | None = option("Split of the dataset; 'train' if not given.")
     column: str | None = option("Column of the dataset that holds the text; 'text' if not given.")
     characters: int | None = option("Characters of the dataset to read; 50 million if not given.")
@@ -114,7 +115,6 @@ class Pretraining(Options):
         "Start windows with BOS; if not given, as the recipe says, or yes for a config.", None, "--bos/--no-bos"
     )
     device: OneDevice = "auto"
-    compile: bool = flag("--compile", "Pass the model through torch.compile: slow start, faster steps.")
 
     def values(self) -> dict[str, Any]:
         return vars(self) | {"keep_steps": None if self.keep_steps is None else read.steps(self.keep_steps)}
