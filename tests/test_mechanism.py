@@ -16,8 +16,7 @@ from lookup import Lookup
 from torch import Tensor
 
 import probes
-from probes.data.recall import Couple
-from probes.errors import InputError
+from probes.data.recall import Couple, Maker, Rung, read_template
 from probes.loop import run
 from probes.measure import chart, measure
 from probes.measures.retrieval import mechanism, retrieval
@@ -85,22 +84,21 @@ def embedded(model: View, context: tuple[int, ...]) -> tuple[Tensor, float]:
     return x, float(x.detach()[0, 1:].pow(2).mean().sqrt())
 
 
-def measured(model: View, made: Couple, *, fisher: bool = True) -> dict[str, np.ndarray]:
-    return traced(model, made, 0, DEPTHS, asked(made), fisher=fisher, seed=[1, 2], report=Tally(None))
+def measured(model: View, made: Couple) -> dict[str, np.ndarray]:
+    return traced(model, made, 0, DEPTHS, asked(made), seed=[1, 2], report=Tally(None))
 
 
 @pytest.mark.parametrize("family", list(NORMS))
 def test_gradients_are_those_of_plain_passes_one_value_at_a_time(family):
     model = view(family)
     made = couple(model.spec.vocabulary)
-    found = measured(model, made, fisher=False)
+    found = measured(model, made)
     for n, (depth, one) in enumerate(zip(DEPTHS, asked(made), strict=True)):
-        for side, odds, name in ((0, "odds", "sensitivity"), (1, "odds_control", "sensitivity_control")):
+        for side, name in enumerate(("sensitivity", "sensitivity_control")):
             x, unit = embedded(model, made.contexts[side])
             expected = plain_odds(model, x, made.contexts[side], one)
             (gradient,) = torch.autograd.grad(expected, x)
             close: Any = {"rtol": NORMS[family], "atol": NORMS[family] * unit * float(gradient.norm())}
-            np.testing.assert_allclose(found[odds][n], expected.item(), **close)
             np.testing.assert_allclose(found[name][n], in_parts(unit * gradient[0].numpy(), depth), **close)
 
 
@@ -143,7 +141,7 @@ def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
             step = torch.from_numpy(towards * size / (towards**2).sum())[None]
             ends = [plain_odds(model, x + sign * step, made.contexts[0], one, edits).item() for sign in (1, -1)]
             np.testing.assert_allclose((ends[0] - ends[1]) / 2, (gradient * step[0].numpy()).sum(), atol=30 * size**3)
-    found, depth = measured(model, made, fisher=False), DEPTHS[1]
+    found, depth = measured(model, made), DEPTHS[1]
     np.testing.assert_allclose(found["cut"][1], in_parts(gradient * ran.unit, depth), rtol=1e-6)
     np.testing.assert_allclose(found["through_first"][1], in_parts((total - gradient) * ran.unit, depth), rtol=1e-6)
 
@@ -178,48 +176,25 @@ def test_held_weights_have_no_derivative_wherever_they_are(sink):
             torch.testing.assert_close(found, expected, rtol=close, atol=close)
 
 
-def test_norm_and_fisher_are_squares_of_the_drawn_directions():
-    model = view("llama")
-    made = couple(model.spec.vocabulary)
-    found, draw = measured(model, made), np.random.default_rng([1, 2])
-    context = made.contexts[0]
-    for n, (depth, one) in enumerate(zip(DEPTHS, asked(made), strict=True)):
-        x, unit = embedded(model, context)
-        behind = model.embed(torch.tensor([[*context, *one.question]])).detach()[:, len(context) :]
-        h = model.residual(torch.cat([x, behind], 1))[0, -1]
-        log_p = model.unembed(model.norm(h[None]))[0].log_softmax(-1)
-
-        def rooted(numbers: list[Tensor], x: Tensor = x) -> np.ndarray:
-            squares = [torch.autograd.grad(one, x, retain_graph=True)[0][0].pow(2).sum(-1) for one in numbers]
-            return torch.stack(squares).mean(0).sqrt()[:, None].numpy()
-
-        directions = [h @ torch.from_numpy(draw.standard_normal(model.spec.width)) for _ in range(mechanism.PRODUCTS)]
-        norm = rooted(directions) * unit / h.detach().norm().item()
-        np.testing.assert_allclose(found["norm"][n], in_parts(norm, depth), rtol=1e-7)
-        said = [mechanism.sampled(draw, log_p) for _ in range(mechanism.PRODUCTS)]
-        fisher = rooted([log_p[token] for token in said]) * unit
-        np.testing.assert_allclose(found["fisher"][n], in_parts(fisher, depth), rtol=1e-7)
-
-
-def test_norm_and_fisher_are_right_in_the_mean(monkeypatch):
+def test_the_norm_is_of_the_drawn_directions_and_right_in_the_mean(monkeypatch):
     """1500 directions: squares of one direction vary by a few times their mean, so that roots are off by a few percent."""
-    monkeypatch.setattr(mechanism, "PRODUCTS", 1500)
     model = view("llama")
     made = couple(model.spec.vocabulary)
     one, context = asked(made)[0], made.contexts[0]
-    found = traced(model, made, 0, DEPTHS[:1], [one], fisher=True, seed=[3], report=Tally(None))
-    text = torch.tensor([[*context, *one.question]])
-    exact = probes.jacobian(model, text, method="exact")["sensitivity"].values[0, : len(context), None]
     x, unit = embedded(model, context)
+    text = torch.tensor([[*context, *one.question]])
     h = model.residual(torch.cat([x, model.embed(text).detach()[:, len(context) :]], 1))[0, -1]
-    expected = exact * unit * model.spec.width**0.5 / h.detach().norm().item()
-    np.testing.assert_allclose(found["norm"][0], in_parts(expected, DEPTHS[0]), rtol=0.06)
-    log_p, squares = model.unembed(model.norm(h[None]))[0].log_softmax(-1), 0.0
-    for token in range(model.spec.vocabulary):
-        gradient = torch.autograd.grad(log_p[token], x, retain_graph=True)[0][0]
-        squares = squares + log_p[token].exp().detach() * gradient.pow(2).sum(-1)
-    trace = torch.as_tensor(squares).sqrt()[:, None].numpy() * unit
-    np.testing.assert_allclose(found["fisher"][0], in_parts(trace, DEPTHS[0]), rtol=0.06)
+    scale = unit / h.detach().norm().item()
+    draw, squares = np.random.default_rng([1, 2]), []
+    for _ in range(mechanism.PRODUCTS):
+        number = h @ torch.from_numpy(draw.standard_normal(model.spec.width))
+        squares.append(torch.autograd.grad(number, x, retain_graph=True)[0][0].pow(2).sum(-1))
+    rooted = torch.stack(squares).mean(0).sqrt()[:, None].numpy()
+    np.testing.assert_allclose(measured(model, made)["norm"][0], in_parts(rooted * scale, DEPTHS[0]), rtol=1e-7)
+    monkeypatch.setattr(mechanism, "PRODUCTS", 1500)
+    found = traced(model, made, 0, DEPTHS[:1], [one], seed=[3], report=Tally(None))
+    exact = probes.jacobian(model, text, method="exact")["sensitivity"].values[0, : len(context), None]
+    np.testing.assert_allclose(found["norm"][0], in_parts(exact * scale * model.spec.width**0.5, DEPTHS[0]), rtol=0.06)
 
 
 def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
@@ -240,13 +215,6 @@ def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
     found = mechanism.behind_lists(model, made, 0, np.array(depths), seed=[4], report=Tally(None))
     np.testing.assert_allclose(found["lines"], squares[0], rtol=0.06)
     assert not np.allclose(found["lines"], squares[1], rtol=0.06)
-
-
-def test_a_sampled_token_is_as_frequent_as_it_is_probable():
-    draw, log_p = np.random.default_rng(0), torch.tensor([0.5, 0.0, 0.3, 0.2]).log()
-    counts = np.bincount([mechanism.sampled(draw, log_p) for _ in range(4000)], minlength=4)
-    np.testing.assert_allclose(counts / 4000, [0.5, 0, 0.3, 0.2], atol=0.03)
-    assert counts[1] == 0
 
 
 # ---------------------------------------------------------------------------------------------------------- known models
@@ -274,9 +242,11 @@ def test_of_a_lookup_the_pair_is_everything():
 
 def test_profiles_are_those_of_jacobian_and_kernel_at_the_lines():
     model = probes.load("tiny-llama", dtype="float64")
-    ds = retrieval(model, **SMALL, **TRACED, fisher=True, seed=3)
+    ds = retrieval(model, **SMALL, **TRACED, seed=3)
     text = probes.prompts(model, n=2, length=ds.attrs["query"] + 1, seed=3)
-    line = int(ds["line"][1] - ds["line"][0])
+    starts = Maker(model, Rung(9, digits=3), read_template("sentences")).couple(3, 0).starts
+    line = starts[1][0] - starts[0][0]
+    assert ds["place"].values.tolist() == [place for _, place in starts]
     how: dict[str, Any] = {"method": "sketch", "products": mechanism.PROFILE_PRODUCTS, "seed": 3}
     expected = {
         "profile": probes.jacobian(model, text, **how)["elasticity"],
@@ -285,35 +255,17 @@ def test_profiles_are_those_of_jacobian_and_kernel_at_the_lines():
     }
     for name, profile in expected.items():
         mean = np.exp(np.log(profile.values).mean(0))
-        lines = [np.sqrt((mean[at : at + line] ** 2).mean()) for at in ds["line"].values]
+        lines = [np.sqrt((mean[at : at + line] ** 2).mean()) for at, _ in starts]
         np.testing.assert_allclose(ds[name], lines, rtol=1e-7)
     assert ds["traced_depth"].values.tolist() == [0, 4, 8]
-    assert ds["fisher"].shape == (2, 3, 3)
     options = json.loads(ds.attrs["options"])
-    assert (options["mechanism"], options["fisher"], options["initialization"]) == (2, True, "config")
+    assert (options["mechanism"], options["initialization"]) == (2, "config")
     plain = retrieval(model, **SMALL, seed=3)
     assert "mechanism" not in plain.attrs["options"]
     np.testing.assert_array_equal(plain["log_p"], ds["log_p"])
 
 
 # ------------------------------------------------------------------------------------------------------------ the command
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"mechanism": 3}, "mechanism=3: contexts come in couples"),
-        ({"mechanism": -2}, "mechanism=-2: contexts come in couples"),
-        ({"mechanism": 6}, "mechanism=6 is more than there are contexts; give at most 4"),
-        ({"mechanism": 2, "mechanism_depths": 1}, "mechanism_depths=1 is too few"),
-        ({"mechanism": 2, "profile_prompts": -1}, "profile_prompts=-1 is too few"),
-        ({"mechanism": 2, "candidates": 1}, "candidates=1 leaves no value to compare with"),
-    ],
-)
-def test_what_cannot_be_traced_is_refused(options, said):
-    with pytest.raises(InputError) as refused:
-        retrieval(probes.load("tiny-llama"), **SMALL | options)
-    assert said in str(refused.value)
 
 
 def test_an_interrupted_mechanism_resumes_with_the_same_result(tmp_path):
@@ -333,15 +285,18 @@ def test_an_interrupted_mechanism_resumes_with_the_same_result(tmp_path):
 
 def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch, capsys):
     options = ["--pairs", "9", "--keys", "apart", "--digits", "3", "--contexts", "4", "--candidates", "3"]
-    options += ["--mechanism", "4", "--mechanism-depths", "2", "--fisher", "--profile-prompts", "1"]
+    options += ["--mechanism", "4", "--mechanism-depths", "2", "--profile-prompts", "1"]
     assert call(monkeypatch, "retrieval", "tiny-llama", *options, "--out", str(tmp_path)) == 0
-    assert "what it says of recall" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "what it says of recall" in shown
+    assert "are answered exactly" in shown
+    assert {"retrieval.nc", "retrieval.png", "retrieval.svg", "retrieval.md"} == {p.name for p in tmp_path.iterdir()}
     table = (tmp_path / "retrieval.md").read_text()
     assert "Sensitivity of the value's log odds (nat):" in table
     verdicts = table.partition("What it says of recall:")[2]
     assert verdicts.count("rank correlation over depth of gain with") == 5  # and one of halves
     ds = probes.load_result(tmp_path / "retrieval.nc")
-    assert ds["fisher"].shape == (4, 2, 3)
+    assert ds.attrs["command"].startswith("headwater retrieval tiny-llama --pairs 9")
     figure = chart(ds)
     labels = [cell.get_ylabel() for cell in figure.axes]
     assert {"sensitivity (nat)", "the pair's, by path (nat)"} <= set(labels)

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import families
 import numpy as np
 import pytest
 import torch
-import xarray as xr
-from commands import call
 from lookup import Lookup
 
 import probes
 from probes.data.recall import RUNGS, Maker, Rung, Template, in_chat, read_template
 from probes.errors import InputError
-from probes.loop import run
-from probes.measure import measure
 from probes.measures.retrieval.compute import Asked, asked_depths, ladder, one_by_one, retrieval, scores
-from probes.measures.retrieval.recall_numbers import PLACES, carries_over, repeats, shape
+from probes.measures.retrieval.recall_numbers import repeats, shape
 from probes.models.behind import continues
 from probes.models.view import View
-from probes.options import Loading
 from probes.results.statistics import couples
 
 SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4, "candidates": 4}
-OPTIONS: dict[str, Any] = {
-    "depths": None,
-    "template": "sentences",
-    "chat": False,
-    "pilot": 2,
-    "first": "auto",
-    "seed": 0,
-    "orders": 1,
-}
 
 
 @cache
@@ -166,34 +151,6 @@ def test_pairs_are_known_again_in_another_order():
         repeats(retrieval(tiny(), **options | {"orders": 1}))
 
 
-def test_what_carries_over_to_another_length_tells_position_from_distance():
-    draw, made = np.random.default_rng(1), {}
-    for pairs in (9, 8, 12):
-        made[pairs] = retrieval(tiny(), **SMALL | {"pairs": pairs, "candidates": 1})
-    for by, of in PLACES.items():
-        for ds in made.values():
-            curve = of(ds)
-            ds["log_p"][:] = 3 * curve + 0.001 * draw.normal(size=ds["log_p"].shape)
-        found = {name: carries_over(list(made.values()), name) for name in PLACES}
-        assert found[by].low > 0.99
-        assert all(found[name].value < 0.9 for name in PLACES if name != by)
-    noise = list(made.values())
-    for ds in noise:
-        ds["log_p"][:] = draw.normal(size=ds["log_p"].shape)
-    assert carries_over(noise, "log distance").low < 0
-    # One length of two by hand: the slope of the other one.
-    one, other = noise[:2]
-    errors = total = 0.0
-    for here, there in ((one, other), (other, one)):
-        (x, y), (u, v) = ((PLACES["log distance"](ds), ds["log_p"].values.mean(0)) for ds in (here, there))
-        slope = np.polyfit(u, v, 1)[0]
-        errors += np.mean(((y - y.mean()) - slope * (x - x.mean())) ** 2)
-        total += np.var(y)
-    assert carries_over([one, other], "log distance").value == pytest.approx(1 - errors / total)
-    with pytest.raises(InputError, match="two lengths"):
-        carries_over([one, one], "log distance")
-
-
 def test_the_first_token_and_the_chat_template_stand_where_they_are_asked_for():
     model = tiny()
     assert model.bos is not None
@@ -275,18 +232,14 @@ def test_the_ladder_stops_where_answers_are_wrong():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"contexts": 3}, "contexts come in pairs"),
-        ({"contexts": 0}, "contexts=0 is too few"),
-        ({"candidates": 0}, "candidates=0 is too few"),
+        ({"contexts": 3}, "contexts=3 is no multiple of 2: lists come in couples; give one, as 4"),
+        ({"orders": 3}, "contexts=100 is no multiple of 6: lists come in couples, each in 3 orders; give one, as 102"),
         ({"pairs": 1}, "pairs=1 is too few"),
-        ({"digits": 1}, "digits=1 is out of range"),
-        ({"orders": 0}, "orders=0 is too few"),
-        ({"orders": 3}, "contexts=100 is no multiple of 6, a couple in 3 orders; give one, as 96"),
-        ({"pairs": 8, "depths": 20}, "depths=20 is more than there are pairs; give at most 8"),
-        ({"fisher": True}, "fisher=True does nothing without mechanism"),
+        ({"digits": 1}, "2 to 15 digits"),
+        ({"pairs": 8, "depths": 20}, "depths=20 is more than the 8 that there are"),
         ({"initialization": "0.02"}, "initialization=0.02 does nothing without mechanism"),
-        ({"depths": 1}, "depths=1 is too few"),
-        ({"seed": -1}, "seed=-1 is negative"),
+        ({"mechanism": 102}, "mechanism=102 is more than the 100 that there are"),
+        ({"mechanism": 2, "candidates": 1}, "candidates=1 leaves no value to compare with"),
         ({"template": "verse"}, "template 'verse' is none of sentences, json"),
         ({"pairs": 5000, "keys": "apart", "digits": 5}, "5000 are asked for"),
         ({"pairs": 40, "keys": "apart", "digits": 4}, "was made for 256"),
@@ -298,47 +251,3 @@ def test_what_cannot_be_asked_is_refused(options, said):
         retrieval(tiny(), **options)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-# ----------------------------------------------------------------------------------------------------- study and command
-
-
-def test_an_interrupted_run_resumes_with_the_same_result(tmp_path):
-    how = measure("retrieval")
-
-    def study(folder: str, **more: Any) -> xr.Dataset:
-        chosen = how.options(**SMALL)
-        return run(how, ["tiny-llama"], tmp_path / folder, chosen, loading=Loading(dtype="float64"), **more)[
-            "tiny-llama"
-        ]
-
-    whole = study("whole")
-
-    def stop(_: str, done: float, total: float) -> None:
-        if done > total / 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        study("cut", advance=stop)
-    said: list[str] = []
-    again = study("cut", remark=said.append)
-    assert any("going on with" in line for line in said)
-    assert not (tmp_path / "cut" / "unfinished").exists()
-    xr.testing.assert_equal(whole, again)
-    plain = retrieval(tiny(), **SMALL)
-    for name in ("log_p", "control", "exact", "rank"):
-        np.testing.assert_allclose(plain[name], whole[name], atol=1e-12)
-
-
-def test_the_command_writes_result_figure_and_table(tmp_path, monkeypatch, capsys):
-    options = ["--pairs", "9", "--keys", "apart", "--digits", "3", "--contexts", "4", "--candidates", "3"]
-    assert call(monkeypatch, "retrieval", "tiny-llama", *options, "--out", str(tmp_path)) == 0
-    shown = capsys.readouterr().out
-    assert "are answered exactly" in shown
-    assert {"retrieval.nc", "retrieval.png", "retrieval.svg", "retrieval.md"} == {p.name for p in tmp_path.iterdir()}
-    assert call(monkeypatch, "retrieval", "tiny-llama", "--contexts", "3", "--out", str(tmp_path / "no")) == 2
-    assert "contexts come in pairs" in capsys.readouterr().err
-    assert not (tmp_path / "no").exists()
-    ds = probes.load_result(tmp_path / "retrieval.nc")
-    assert ds.attrs["command"].startswith("headwater retrieval tiny-llama --pairs 9")
-    assert Path(tmp_path / "retrieval.md").read_text().count("| tiny-llama |") >= 10

@@ -20,7 +20,6 @@ from ...results.ushape import SHORTEST
 from ..jacobian import of_curve, trough
 from . import mechanism_numbers
 from .chart import CAPTION, chart
-from .compute import check as check
 from .compute import retrieval as retrieval
 from .recall_numbers import Recall, repeats, shape
 
@@ -68,7 +67,6 @@ class Options(options.Options):
         "Lists of which it is also measured what the value's log odds depend on; 0: none.", 0
     )
     mechanism_depths: int = options.option("Pairs of each of these lists that are asked for, evenly spaced.", 5)
-    fisher: bool = options.flag("--fisher", "With --mechanism, also what the whole next-token distribution depends on.")
     profile_prompts: int = options.option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 4)
     initialization: str = options.initialization()
     first: str = options.first()
@@ -168,7 +166,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
 
 
 def _trial(model: Any, tokens: Any) -> xr.Dataset:
-    how: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 2, "fisher": True, "profile_prompts": 1}
+    how: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 2, "profile_prompts": 1}
     return retrieval(model, pairs=8, contexts=4, candidates=4, **how)
 
 

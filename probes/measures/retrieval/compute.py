@@ -34,7 +34,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from ...data.prompts import FirstToken
+from ...data.prompts import FirstToken, prompts
 from ...data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
 from ...errors import InputError
 from ...models.behind import Asked, Row, continues
@@ -63,10 +63,8 @@ VARIABLES = {
     "exact": Variable(BY_DEPTH, "whether every token of the value is the most probable one"),
     "rank": Variable(BY_DEPTH, "rank of the value among the context's values that are compared"),
     "pilot_exact": Variable(("rung",), "share of exact answers in the pilot"),
-    "pilot_log_p": Variable(("rung",), "mean log probability of the value in the pilot", "nat"),
     "pair": Variable(BY_DEPTH, "number of the pair among those of the contexts that share them"),
     "place": Variable(("depth",), "position of the value's first token", "token"),
-    "line": Variable(("depth",), "position of the first token of the pair's line", "token"),
 }
 
 
@@ -90,7 +88,6 @@ def retrieval(
     pilot: int = PILOT,
     mechanism: int = 0,
     mechanism_depths: int = mechanisms.DEPTHS,
-    fisher: bool = False,
     profile_prompts: int = mechanisms.PROFILE_PROMPTS,
     initialization: Rule = CONFIG,
     seed: int = 0,
@@ -112,10 +109,9 @@ def retrieval(
         first: what stands at position 0, as in `probes.prompts`.
         candidates: values whose probabilities are compared for `rank`; 1: no comparison, which is faster.
         pilot: contexts asked on every rung while the ladder is climbed; 0, or a single rung: no pilot.
-        mechanism: of so many contexts, the first ones, the value's log odds are differentiated (`measures.mechanism`), at
+        mechanism: of so many contexts, the first ones, the value's log odds are differentiated (`mechanism`), at
             `mechanism_depths` of the depths that are asked for. One such question takes as long as a context with all its
             plain ones, or longer; 0: none.
-        fisher: also of the whole next-token distribution.
         profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
         initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
         seed: decides the contexts, and all else that is drawn.
@@ -125,8 +121,8 @@ def retrieval(
     Returns:
         Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
         goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
-        predicted at; of the rungs that were climbed `pilot_exact` and `pilot_log_p`; with `mechanism` the variables of
-        `measures.mechanism`, [traced, traced_depth, part], where `traced` and `traced_depth` hold numbers of contexts and
+        predicted at; of the rungs that were climbed `pilot_exact`; with `mechanism` the variables of
+        `mechanism`, [traced, traced_depth, part], where `traced` and `traced_depth` hold numbers of contexts and
         pairs; attributes that say what made it.
 
     Raises:
@@ -135,14 +131,24 @@ def retrieval(
 
     Source: see the module's text.
     """
-    numbers: dict[str, Any] = {"contexts": contexts, "orders": orders, "depths": depths, "candidates": candidates}
-    numbers |= {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "profile_prompts": profile_prompts}
-    check(**numbers, pilot=pilot, fisher=fisher, initialization=initialization, pairs=pairs, seed=seed)
+    check(
+        contexts=contexts,
+        orders=orders,
+        depths=depths,
+        candidates=candidates,
+        pilot=pilot,
+        mechanism=mechanism,
+        mechanism_depths=mechanism_depths,
+        profile_prompts=profile_prompts,
+        initialization=initialization,
+        pairs=pairs,
+        seed=seed,
+    )
     form = read_template(template)
     rungs = ladder(pairs, keys, digits)
     makers = [Maker(model, rungs[0], form, first=first, chat=chat, orders=orders)]
     report = Tally(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
-    piloted: list[tuple[float, float]] = []
+    piloted: list[float] = []
     pieces = pieces or Store()
     if len(rungs) > 1 and pilot:
         for n, rung in enumerate(rungs):
@@ -151,33 +157,25 @@ def retrieval(
                     makers.append(Maker(model, rung, form, first=first, chat=chat, orders=orders))
                 except InputError:  # too long for the model, or too many keys: the ladder ends below it
                     break
-            found = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report, pieces).run(f"pilot {n}", pilot)
-            piloted.append((float(found["exact"].mean()), float(found["log_p"].mean())))
-            if piloted[-1][0] <= EASY:
+            asking = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report, pieces)
+            piloted.append(float(asking.run(f"pilot {n}", pilot)["exact"].mean()))
+            if piloted[-1] <= EASY:
                 break
     ask = _Asking(model, makers[-1], depths, candidates, seed, report, pieces)
     query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
     chosen = asked_depths(len(ask.depths), mechanism_depths)
-    text = mechanisms.text(model, profile_prompts, query + 1, first, seed) if mechanism else None
-    report.expect(contexts * len(ask.depths) + mechanism * mechanisms.cost(len(chosen), fisher))
+    drawn = bool(mechanism and profile_prompts)
+    text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed) if drawn else None
+    report.expect(contexts * len(ask.depths) + mechanism * mechanisms.cost(len(chosen)))
     found = ask.run("contexts", contexts)
-    more, missing = ask.explain(mechanism, chosen, fisher, text, initialization) if mechanism else ({}, {})
+    more, missing = ask.explain(mechanism, chosen, text, initialization) if mechanism else ({}, {})
     report.finish()
     if not np.isfinite(found["log_p"]).all():
         raise not_finite(model, "probabilities")
     maker, starts = makers[-1], ask.couple(0).starts
     rung = maker.rung
-    values = (
-        found
-        | more
-        | {
-            "gain": found["log_p"] - found["control"],
-            "pilot_exact": np.array([exact for exact, _ in piloted]),
-            "pilot_log_p": np.array([log_p for _, log_p in piloted]),
-            "line": np.array([starts[d][0] for d in ask.depths]),
-            "place": np.array([starts[d][1] for d in ask.depths]),
-        }
-    )
+    values = found | more | {"gain": found["log_p"] - found["control"], "pilot_exact": np.array(piloted)}
+    values["place"] = np.array([starts[depth][1] for depth in ask.depths])
     if candidates == 1:
         del values["rank"]
     if orders > 1:
@@ -199,7 +197,7 @@ def retrieval(
         "rung": [str(one) for one in rungs[: len(piloted)]],
     }
     if mechanism:
-        options |= {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "fisher": fisher}
+        options |= {"mechanism": mechanism, "mechanism_depths": mechanism_depths}
         options |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
         coords |= {"traced": range(mechanism), "traced_depth": ask.depths[chosen], "part": list(mechanisms.PARTS)}
     tokens = torch.tensor([ids for n in range(contexts // 2) for ids in ask.couple(n).contexts])
@@ -210,61 +208,46 @@ def retrieval(
 
 def check(
     *,
-    contexts: int = CONTEXTS,
+    contexts: int,
     orders: int = 1,
     depths: int | None = None,
-    candidates: int = CANDIDATES,
-    pilot: int = PILOT,
+    candidates: int = 1,
+    pilot: int = 0,
     mechanism: int = 0,
     mechanism_depths: int = mechanisms.DEPTHS,
-    profile_prompts: int = mechanisms.PROFILE_PROMPTS,
-    fisher: bool = False,
+    profile_prompts: int = 0,
     initialization: Rule = CONFIG,
     pairs: int | None = None,
     seed: int = 0,
-    **_: Any,
 ) -> None:
-    """Refuse numbers that cannot be used; other options of `retrieval` are left alone.
+    """Refuse numbers that cannot be used.
 
     Raises:
         InputError: one of them is out of range, or does nothing.
     """
-    for name, value, least in (("contexts", contexts, 2), ("candidates", candidates, 1), ("pilot", pilot, 0)):
-        if value < least:
-            raise InputError(f"{name}={value} is too few; give at least {least}")
-    if contexts % 2 or pilot % 2:
+    least = {"contexts": (contexts, 2), "candidates": (candidates, 1), "pilot": (pilot, 0), "orders": (orders, 1)}
+    least |= {"depths": (depths, 2), "pairs": (pairs, 2), "mechanism": (mechanism, 0), "seed": (seed, 0)}
+    least |= {"mechanism_depths": (mechanism_depths, 2), "profile_prompts": (profile_prompts, 0)}
+    for name, (value, lowest) in least.items():
+        if value is not None and value < lowest:
+            raise InputError(f"{name}={value} is too few; give at least {lowest}")
+    for name, value, of in (("contexts", contexts, 2 * orders), ("pilot", pilot, 2), ("mechanism", mechanism, 2)):
+        if value % of:
+            couples = "lists come in couples" + (f", each in {orders} orders" if of > 2 else "")
+            raise InputError(f"{name}={value} is no multiple of {of}: {couples}; give one, as {-(-value // of) * of}")
+    for name, value, most in (("depths", depths, pairs), ("mechanism", mechanism, contexts)):
+        if value is not None and most is not None and value > most:
+            raise InputError(f"{name}={value} is more than the {most} that there are; give at most {most}")
+    if mechanism and candidates < 2:
+        raise InputError(f"candidates={candidates} leaves no value to compare with; give at least 2 with mechanism")
+    if not mechanism and initialization != CONFIG:
         raise InputError(
-            f"contexts={contexts}, pilot={pilot}: contexts come in pairs, each the other's control; give two even numbers"
+            f"initialization={initialization} does nothing without mechanism; give mechanism=24, or leave it out"
         )
-    if orders < 1:
-        raise InputError(f"orders={orders} is too few; give at least 1")
-    if contexts % (2 * orders):
-        raise InputError(
-            f"contexts={contexts} is no multiple of {2 * orders}, a couple in {orders} orders; give one, as "
-            f"{max(1, contexts // (2 * orders)) * 2 * orders}"
-        )
-    if seed < 0:
-        raise InputError(f"seed={seed} is negative; give 0 or more")
-    if depths is not None and depths < 2:
-        raise InputError(f"depths={depths} is too few; give at least 2, or leave it out")
-    if depths is not None and pairs is not None and depths > pairs:
-        raise InputError(f"depths={depths} is more than there are pairs; give at most {pairs}, or leave it out")
-    for name, value, unset in (("fisher", fisher, False), ("initialization", initialization, CONFIG)):
-        if not mechanism and value != unset:
-            raise InputError(f"{name}={value} does nothing without mechanism; give mechanism=24, or leave it out")
-    mechanisms.check(mechanism, mechanism_depths, profile_prompts, contexts=contexts, candidates=candidates)
 
 
 def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Rung]:
-    """The rungs that are climbed, the easiest first; a single one where number, kind and digits are all given.
-
-    Raises:
-        InputError: numbers out of range.
-    """
-    if pairs is not None and pairs < 2:
-        raise InputError(f"pairs={pairs} is too few; give at least 2")
-    if digits is not None and digits not in (0, *range(2, 16)):
-        raise InputError(f"digits={digits} is out of range; give 2 to 15, or 0 for nouns")
+    """The rungs that are climbed, the easiest first; a single one where number, kind and digits are all given."""
     rungs = RUNGS if pairs is None else (Rung(pairs), Rung(pairs, "alike"), Rung(pairs, "alike", 8))
     chosen = [Rung(one.pairs, keys or one.keys, one.digits if digits is None else digits) for one in rungs]
     return list(dict.fromkeys(chosen))
@@ -317,7 +300,7 @@ class _Asking:
         return found
 
     def explain(
-        self, contexts: int, chosen: np.ndarray, fisher: bool, text: Tensor | None, initialization: Rule
+        self, contexts: int, chosen: np.ndarray, text: Tensor | None, initialization: Rule
     ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """The mechanism behind the answers of these depths, by number, and profiles; attributes beside them."""
         depths = self.depths[chosen]
@@ -326,9 +309,7 @@ class _Asking:
             couple, side = self.couple(number // 2), number % 2
             every, seed = self._asked(couple, number // 2, side), [self.seed, number]
             asked = [every[n] for n in chosen]
-            return mechanisms.traced(
-                self.model, couple, side, depths, asked, fisher=fisher, seed=seed, report=self.report
-            )
+            return mechanisms.traced(self.model, couple, side, depths, asked, seed=seed, report=self.report)
 
         pieces = self.pieces.each("mechanism", contexts, lambda number: self.retry(lambda: one(number)))
         names = [name for name in mechanisms.VARIABLES if name in pieces[0]]

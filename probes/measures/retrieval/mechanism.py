@@ -18,8 +18,6 @@ of the same over the other lines; "position 0". (Where no first token is put fir
   through attention to position 0. `through_first`: the norm of the difference of the two gradients. Norms do not add.
 - `norm`: answer-free. `||J_j||_F / |h|` times the same rms, h the last block's stream that the value's first token is
   predicted from; from `PRODUCTS` random normal directions z, E |z^T J_j|^2 = ||J_j||_F^2.
-- `fisher`: of the whole next-token distribution there: the root of E |grad_j log p(y)|^2 over `PRODUCTS` tokens y that are
-  drawn from it; that mean is the trace of J_j^T F J_j, F the Fisher information.
 
 Holding A_i0. With r_i = logsumexp_{j>0} s_ij, the logit s_i0 becomes `stop(s_i0 - r_i) + r_i`. No weight changes, and
 A_i0 = sigmoid(s_i0 - r_i) has no derivative; it stays exact where A_i0 is 1 in float32.
@@ -35,7 +33,7 @@ Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jaco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -44,7 +42,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...data.prompts import FirstToken, prompts
 from ...data.recall import Couple
 from ...errors import InputError
 from ...models.behind import Asked, Row, continues
@@ -63,17 +60,13 @@ DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each ques
 PASS = 4  # plain questions behind a context that take as long as one backward pass, about
 PROFILE_PROMPTS, PROFILE_PRODUCTS = 4, 24
 PARTS = ("pair", "others", "position 0")
-PLACES = ("traced", "traced_depth")
-AT = (*PLACES, "part")
+AT = ("traced", "traced_depth", "part")
 VARIABLES = {
-    "odds": Variable(PLACES, "log odds of the value against the other values", "nat"),
-    "odds_control": Variable(PLACES, "the same behind a context without the key", "nat"),
     "sensitivity": Variable(AT, "log odds per relative change of the embeddings", "nat"),
     "sensitivity_control": Variable(AT, "the same behind a context without the key", "nat"),
     "cut": Variable(AT, "the same, weights on position 0 held constant", "nat"),
     "through_first": Variable(AT, "what passes through attention to position 0", "nat"),
     "norm": Variable(AT, "||J_j||_F / |h| * rms(x)"),
-    "fisher": Variable(AT, "next-token distribution per relative change of the embeddings", "nat"),
     "norm_profile": Variable(("depth",), "||J_j||_F / |h| * rms(x) of the lists"),
     "profile": Variable(("depth",), "elasticity behind ordinary text"),
     "profile_init": Variable(("depth",), "elasticity behind ordinary text, fresh weights"),
@@ -81,26 +74,9 @@ VARIABLES = {
 }
 
 
-def check(mechanism: int, depths: int, profile_prompts: int, *, contexts: int, candidates: int) -> None:
-    """Refuse numbers that cannot be traced.
-
-    Raises:
-        InputError: one of them is out of range.
-    """
-    for name, value, least in (("mechanism_depths", depths, 2), ("profile_prompts", profile_prompts, 0)):
-        if value < least:
-            raise InputError(f"{name}={value} is too few; give at least {least}")
-    if mechanism < 0 or mechanism % 2:
-        raise InputError(f"mechanism={mechanism}: contexts come in couples; give an even number, or 0 for none")
-    if mechanism > contexts:
-        raise InputError(f"mechanism={mechanism} is more than there are contexts; give at most {contexts}")
-    if mechanism and candidates < 2:
-        raise InputError(f"candidates={candidates} leaves no value to compare with; give at least 2 with mechanism")
-
-
-def cost(depths: int, fisher: bool) -> int:
+def cost(depths: int) -> int:
     """Of tracing one context, in plain questions: each of its backward passes takes about as long as `PASS` of them."""
-    return PASS * (depths * (3 + PRODUCTS * (1 + fisher)) + 2 * PRODUCTS)
+    return PASS * (depths * (3 + PRODUCTS) + 2 * PRODUCTS)
 
 
 def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,29 +139,25 @@ def traced(
     depths: Sequence[int] | np.ndarray,
     asked: Sequence[Asked],
     *,
-    fisher: bool,
     seed: Sequence[int],
     report: Tally,
 ) -> Piece:
-    """All variables of one context: [place], [place, part].
+    """All variables of one context, [place, part].
 
     Args:
         couple, side: which context.
         depths, asked: the places: which pairs, and the questions for them with the values that are compared.
-        fisher: whether `fisher` is measured.
         seed: of the directions.
         report: hears of every backward pass.
     """
+    held = [Edit("logits", layer, constant_first) for layer in range(model.spec.blocks)]
     with torch.enable_grad():
-        found, whole = _whole(model, couple.contexts[side], asked, fisher, np.random.default_rng(seed), report)
-        held = [Edit("logits", layer, constant_first) for layer in range(model.spec.blocks)]
-        _, cut = _of_odds(model, couple.contexts[side], asked, report, held)
-        odds_control, control = _of_odds(model, couple.contexts[1 - side], asked, report)
-    squares: dict[str, Tensor] = {"sensitivity": whole.pow(2).sum(-1), "cut": cut.pow(2).sum(-1)}
+        whole, norm = _gradients(model, couple.contexts[side], asked, report, draw=np.random.default_rng(seed))
+        cut, _ = _gradients(model, couple.contexts[side], asked, report, held)
+        control, _ = _gradients(model, couple.contexts[1 - side], asked, report)
+    squares: dict[str, Tensor] = {"sensitivity": whole.pow(2).sum(-1), "cut": cut.pow(2).sum(-1), "norm": norm}
     squares |= {"through_first": (whole - cut).pow(2).sum(-1), "sensitivity_control": control.pow(2).sum(-1)}
-    squares |= {name: found[name] for name in ("norm", "fisher") if name in found}
     piece = {name: _parts(values.cpu().numpy(), couple, depths) for name, values in squares.items()}
-    piece |= {"odds": found["odds"].numpy(), "odds_control": odds_control.numpy()}
     if not all(np.isfinite(values).all() for values in piece.values()):
         raise not_finite(model, "gradients of log odds")
     return piece
@@ -225,58 +197,37 @@ def behind_lists(
     return {"lines": lines}
 
 
-def _of_odds(
-    model: View, context: Sequence[int], asked: Sequence[Asked], report: Tally, edits: Sequence[Edit] = ()
-) -> tuple[Float[Tensor, " place"], Float[Tensor, "place position d"]]:
-    """The odds of every question, and their gradients."""
-    ran, odds, gradients = Differentiable(model, context, edits), [], []
-    for one in asked:
-        row = Row(one)
-        odds.append(ran.odds(row, ran.streams(row)))
-        gradients.append(ran.gradient(odds[-1]))
-        odds[-1] = odds[-1].detach().cpu()
-        report(PASS)
-    return torch.stack(odds), torch.stack(gradients)
-
-
-def _whole(
-    model: View, context: Sequence[int], asked: Sequence[Asked], fisher: bool, draw: np.random.Generator, report: Tally
-) -> tuple[dict[str, Tensor], Float[Tensor, "place position d"]]:
-    """`_of_odds` as "odds" and in itself; squares of `norm` and `fisher` [place, position], from the same pass."""
-    ran, gradients = Differentiable(model, context), []
-    found: dict[str, list[Tensor]] = {"odds": [], "norm": []} | ({"fisher": []} if fisher else {})
-
-    def mean_square(cotangents: Callable[[], Tensor]) -> Float[Tensor, " position"]:
-        total = torch.zeros(len(context), dtype=torch.float64, device=precise(model.device))
-        for _ in range(PRODUCTS):
-            total += ran.gradient(cotangents()).pow(2).sum(-1).to(total)
-            report(PASS)
-        return total / PRODUCTS
-
-    for one in asked:
+def _gradients(
+    model: View,
+    context: Sequence[int],
+    asked: Sequence[Asked],
+    report: Tally,
+    edits: Sequence[Edit] = (),
+    *,
+    draw: np.random.Generator | None = None,
+) -> tuple[Float[Tensor, "place position d"], Float[Tensor, "place position"]]:
+    """Gradients of every question's odds; from the same pass squares of `norm`, 0 where no directions are drawn."""
+    ran = Differentiable(model, context, edits)
+    gradients = []
+    norms = torch.zeros(len(asked), len(context), dtype=torch.float64, device=precise(model.device))
+    for place, one in enumerate(asked):
         row = Row(one)
         streams = ran.streams(row)
-        odds = ran.odds(row, streams)
-        found["odds"].append(odds.detach().cpu())
-        gradients.append(ran.gradient(odds))
+        gradients.append(ran.gradient(ran.odds(row, streams)))
         report(PASS)
+        if draw is None:
+            continue
         h = streams[len(one.question) - 1]
-        found["norm"].append(mean_square(lambda h=h: h @ direction(draw, h)) / double(h.detach()).pow(2).sum())
-        if fisher:
-            log_p = double(model.unembed(model.norm(h[None]))[0]).log_softmax(-1)
-            found["fisher"].append(mean_square(lambda log_p=log_p: log_p[sampled(draw, log_p)]))
-    return {name: torch.stack(values) for name, values in found.items()}, torch.stack(gradients)
+        for _ in range(PRODUCTS):
+            norms[place] += ran.gradient(h @ direction(draw, h)).pow(2).sum(-1).to(norms)
+            report(PASS)
+        norms[place] = norms[place] / PRODUCTS / double(h.detach()).pow(2).sum().to(norms)
+    return torch.stack(gradients), norms
 
 
 def direction(draw: np.random.Generator, like: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
     """Independent standard normal numbers, the same on every device."""
     return torch.from_numpy(draw.standard_normal(len(like))).to(like)
-
-
-def sampled(draw: np.random.Generator, log_p: Float[Tensor, " token"]) -> int:
-    """A token of this distribution."""
-    total = log_p.detach().exp().cumsum(0).cpu().numpy()
-    return int(min(np.searchsorted(total, draw.random() * total[-1], side="right"), len(total) - 1))
 
 
 def _by_line(values: Float[np.ndarray, "*rows position"], couple: Couple) -> Float[np.ndarray, "*rows line token"]:
@@ -331,8 +282,3 @@ def profiles(
     except InputError as error:  # blocks that cannot be taken apart
         missing["kernel_missing"] = str(error)
     return found, missing
-
-
-def text(model: View, count: int, length: int, first: FirstToken | int, seed: int) -> Tensor | None:
-    """The ordinary text of profiles; None for none."""
-    return prompts(model, n=count, length=length, first=first, seed=seed) if count else None

@@ -4,17 +4,12 @@ Intervals are the jackknife's over couples of contexts, each of which is the oth
 That of a share of exact answers lies between 0 and 1; where all answers are alike it is what so many couples leave open
 (Clopper and Pearson).
 
-**Position against distance.** In lists of one length a pair's place and its distance from the question are functions of each
-other. In lists of several lengths they are not (`carries_over`): a line in one of `PLACES`, fitted to the curves of all
-lengths but one, predicts the curve of that one. Curves are taken around their means, and count alike, however long they are.
-
 Source: ours; science of the measurement, section 11.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +19,8 @@ from ...errors import InputError
 from ...results.dataset import options_of
 from ...results.statistics import Interval, couples, jackknifed
 from ...results.ushape import SHORTEST, beginning, middle_of, shape_over
-from .mechanism_numbers import log_distance
 
 TROUGHS = 1000  # resamples for where recall is lowest
-PLACES: Mapping[str, Callable[[xr.Dataset], np.ndarray]] = {
-    "log distance": log_distance,
-    "log position": lambda ds: np.log(ds["place"].values),
-    "1 / position": lambda ds: 1 / ds["place"].values,
-}
 
 
 class Recall(NamedTuple):
@@ -101,38 +90,3 @@ def repeats(ds: xr.Dataset) -> Interval:
         return (float((some.sum(1) ** 2).sum()) - squares) / ((orders - 1) * squares)
 
     return jackknifed(intraclass, grouped, np.arange(len(grouped)))
-
-
-def carries_over(results: Sequence[xr.Dataset], by: str) -> Interval:
-    """Share of the variance of a curve of `log_p` by depth that a line in one of `PLACES` explains, fitted to the others.
-
-    Args:
-        results: lists of several lengths, otherwise alike.
-        by: the place.
-
-    Raises:
-        InputError: a single length.
-    """
-    if len({options_of(ds)["pairs"] for ds in results}) < max(2, len(results)):
-        raise InputError("give results of two lengths of the list or more, one of each")
-    places = [_around(PLACES[by](ds)) for ds in results]
-    start = np.cumsum([0, *(ds.sizes["context"] for ds in results)])
-
-    def explained(some: np.ndarray) -> float:
-        curves = [
-            _around(ds["log_p"].values[some[(some >= at) & (some < at + ds.sizes["context"])] - at].mean(0))
-            for ds, at in zip(results, start, strict=False)
-        ]
-        errors = 0.0
-        for n, (x, y) in enumerate(zip(places, curves, strict=True)):
-            others = [m for m in range(len(results)) if m != n]
-            slope = sum(np.mean(places[m] * curves[m]) for m in others) / sum(np.mean(places[m] ** 2) for m in others)
-            errors += float(np.mean((y - slope * x) ** 2))
-        return 1 - errors / sum(float(np.mean(y**2)) for y in curves)
-
-    unit = np.concatenate([couples(ds) + 10_000 * n for n, ds in enumerate(results)])
-    return jackknifed(explained, np.arange(start[-1]), unit)
-
-
-def _around(curve: np.ndarray) -> np.ndarray:
-    return curve - curve.mean()
