@@ -187,11 +187,9 @@ def test_toys_blind_to_order_are_not_judged(everything):
     one = changed(everything, "picked", put(*at, to=0.4))
     found = {claim.id: claim for claim in claims("exchanges", one)}
     assert {claim.verdict for claim in found.values()} == {"holds"}
-    assert "stream off" not in found["liu4-exchanges-circle"].measured
-    assert "stream on" in found["liu4-exchanges-circle"].measured
+    assert found["liu4-exchanges-circle"].measured.startswith("on 0.022")
     found = {claim.id: claim for claim in claims("exchanges", changed(one, "picked", put(slice(None), 1, 0, to=0.4)))}
     assert {claim.verdict for claim in found.values()} == {"not trained"}
-    assert "learning rate 0.1, schedule constant: 0.400 [0.400, 0.400]" in found["liu4-exchanges-circle"].measured
 
 
 def test_other_settings_are_not_judged(everything):

@@ -13,9 +13,10 @@ from tiny_runs import changed, put, questioned
 from tiny_runs import made_up as made_of
 from tiny_runs import verdicts as verdicts_of
 
-from toy.experiments import previous_token
-from toy.experiments.previous_token import Settings, relative_perplexity, separations, spikes
-from toy.experiments.previous_token.tables import PUBLISHED, PUBLISHED_FORM, betting, blind_limit, signs
+from toy.experiments import copied, previous_token
+from toy.experiments.copied import bag, evaluated, spikes
+from toy.experiments.previous_token import Settings, separations
+from toy.experiments.previous_token.statements import PUBLISHED, PUBLISHED_FORM, betting, lead, signed
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import Run, Trained, seed_of
@@ -24,13 +25,13 @@ from toy.train import Run, Trained, seed_of
 def test_readers_without_positions_have_what_counting_finds():
     for vocabulary, context in ((3, 4), (5, 3), (2, 6)):
         best = reference_toys.best_reader(vocabulary, context, context - 2, last_apart=True)
-        assert math.log(blind_limit(vocabulary, context)) == pytest.approx(best, rel=1e-12)
-    bets = betting(30, 4)
+        assert bag(vocabulary, context - 1) == pytest.approx(best, rel=1e-12)
+    bets = {name: float(value) for name, value in betting(made_up()).items()}
     hits = [1.0, 30.0, 30.0]  # perplexity of betting on one of three tokens, by where the answer is
     assert bets["published"] == 20
     assert bets["arithmetic"] == pytest.approx(np.mean(hits))
     assert bets["geometric"] == pytest.approx(math.exp(np.mean(np.log(hits))))
-    assert blind_limit(30, 4) < 3 < bets["geometric"] < bets["published"] < bets["with the query"]
+    assert bets["best"] < 3 < bets["geometric"] < bets["published"] < bets["with the query"]
 
 
 @pytest.mark.parametrize("asked", [0, 2])
@@ -79,7 +80,7 @@ def test_spikes_of_made_up_curves(losses, count):
     assert len(found) == count
     if count:
         start = 600  # after the two first pieces, where the rise begins
-        assert start <= found[0] < start + previous_token.SPIKE_SMOOTH
+        assert start <= found[0] < start + copied.SPIKE_SMOOTH
 
 
 def made(architecture: Architecture, *, seed: int = 0, scale: float = 1.0) -> Trained:
@@ -92,20 +93,22 @@ def made(architecture: Architecture, *, seed: int = 0, scale: float = 1.0) -> Tr
 def test_relative_perplexity_is_that_of_the_reference_pass():
     architecture = Architecture(width=4, length=4, vocabulary=5, outputs=5, positional="learned", residual=False)
     models = [made(architecture), made(replace(architecture, residual=True), seed=1)]
-    found = relative_perplexity(models, 40)
-    generator = torch.Generator().manual_seed(seed_of(0, previous_token.TEST_BLOCK))
+    found, right = evaluated(models, 40)
+    generator = torch.Generator().manual_seed(seed_of(0, copied.TEST_BLOCK))
     ids = torch.randint(5, (1, 40, 4), generator=generator)[0]
-    for model, value in zip(models, found, strict=True):
-        losses = []
+    for model, value, share in zip(models, found, right, strict=True):
+        losses, leads = [], []
         for sequence in ids:
             _, logits = reference_toys.toy_pass(model.run.architecture, model.weights, sequence)
             losses.append(float(logits.logsumexp(0) - logits[sequence[-2]]))
+            leads.append(float(logits[sequence[-2]]) >= float(logits[sequence].max()))
         assert value == pytest.approx((math.exp(np.mean(losses)) - 1) / 5, rel=1e-6)
+        assert share == np.mean(leads)
 
 
 def test_losses_keep_their_digits_far_below_float32():
     logits = torch.tensor([[[40.0, 0, 0], [0.0, 40, 0]], [[2.0, 0, 0], [0.0, 0, 800]]], dtype=torch.float64)
-    losses = previous_token._losses(logits, torch.tensor([0, 1]))
+    losses = copied.losses(logits, torch.tensor([0, 1]))
     assert losses[0].tolist() == pytest.approx([2 * math.exp(-40)] * 2, rel=1e-12)
     assert losses[1].tolist() == pytest.approx([math.log1p(2 * math.exp(-2)), 800])
 
@@ -130,7 +133,7 @@ def test_run_gives_all_variables_with_their_seeds(tiny):
     assert (targets == (targets["target"] > -4)).all()
     fresh = made(Architecture(width=2, length=4, vocabulary=5, outputs=5, positional="learned", residual=False), seed=1)
     begun = ds.sel(positional="learned", residual="off", projection="on", seed=1, step=0)
-    assert float(begun["relative"]) == pytest.approx(relative_perplexity([fresh], 64)[0], rel=1e-12)
+    assert float(begun["relative"]) == pytest.approx(evaluated([fresh], 64)[0][0], rel=1e-12)
     np.testing.assert_array_equal(begun["positions"], fresh.weights["positions"])
 
 
@@ -238,12 +241,12 @@ def test_what_a_result_lacks_is_not_judged():
 
 def test_signs_know_that_positions_have_no_zero_of_their_own():
     ds = made_up()
-    before, after = (signs(ds.assign(positions=ds["positions"] + n, tokens=ds["tokens"] - n)) for n in (0.0, 3.0))
-    assert (before.own > 0).all()
-    assert (after.own < 0).all()
-    np.testing.assert_allclose(after.shifted, before.shifted)
-    np.testing.assert_allclose(after.lead, before.lead, rtol=1e-6)
-    assert (before.lead > 0).all()
+    before, after = (ds.assign(positions=ds["positions"] + n, tokens=ds["tokens"] - n) for n in (0.0, 3.0))
+    assert (signed(before) > 0).all()
+    assert (signed(after) < 0).all()
+    np.testing.assert_allclose(signed(after, moved=True), signed(before, moved=True))
+    np.testing.assert_allclose(lead(after), lead(before), rtol=1e-6)
+    assert (lead(before) > 0).all()
 
 
 def test_rates_are_means_of_the_steps_up_to_each(monkeypatch):
@@ -255,6 +258,6 @@ def test_rates_are_means_of_the_steps_up_to_each(monkeypatch):
         def train(self, label, runs, steps):
             return [Trained(run, torch.arange(float(steps)), {}) for run in runs]
 
-    monkeypatch.setattr(previous_token, "relative_perplexity", lambda trained, test: [0.0] * len(trained))
-    (part,) = previous_token._rates(s, Counted())
+    monkeypatch.setattr(previous_token, "evaluated", lambda trained, test: ([0.0] * len(trained), None))
+    part = previous_token._rates(s, Counted())
     assert [arrays["rate_loss"].tolist() for _, arrays in part.found] == [[1.0, 4.0, 7.0, 10.0]] * 2

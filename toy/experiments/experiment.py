@@ -1,12 +1,12 @@
-"""What all experiments share: settings, unfinished work, provenance, files, the table of published statements.
+"""What all experiments share: unfinished work, provenance, files, the table of published statements.
 
 An experiment is one module, `toy.experiments.NAME` with underscores:
 
-- `Settings`, a frozen dataclass whose defaults are the published setting, and `QUICK`, settings that take about a minute on
-  two cores;
+- `Settings`, a frozen dataclass (`settings`) whose defaults are the full setting, which is the source's where that gives
+  one, and `QUICK`, settings that take about a minute on two cores;
 - `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
-- from the result alone `tables(ds) -> list[Table]`, `claims(ds) -> list[Claim]`, its statements judged (`rules.Source`),
-  and `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
+- from the result alone `tables(ds) -> list[Table]`, `claims(ds) -> list[Claim]`, its statements judged (`reading`), and
+  `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import torch
 import xarray as xr
@@ -33,22 +32,14 @@ from probes.run.hardware import hardware
 
 from ..checks import usable_device
 from ..train import Run, Trained, forget, train
+from .settings import changed as changed
+from .settings import near
 
 # In the order of the sources' figures.
 EXPERIMENTS = (
     *("retrieval", "previous-token", "exchanges", "remarks", "position-bias", "rollout", "petroglyph", "births"),
 )
-# Theorems, an exact statement and an open question: their sources train nothing.
-OWN_SETTINGS = ("rollout", "petroglyph", "births")
-TOLD = 5  # statements that do not hold, at the end of a command
-BOOLS = {"yes": True, "no": False, "true": True, "false": False}
-# What to give for a field, and for one that is a list.
-WANTED: dict[Any, tuple[str, str]] = {
-    int: ("a whole number", "whole numbers like 2,4"),
-    float: ("a number like 0.5", "numbers like 0.5,1"),
-    bool: ("yes or no", "no,yes"),
-    str: ("a name", "names like some,names"),
-}
+SHOWN = 5  # statements that do not hold, at the end of a command
 Advance = Callable[[str, float, float], None]  # (label, done, total)
 
 
@@ -107,53 +98,13 @@ def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
-    """An experiment's settings: published or quick ones, with changes given as "field=value" (lists as "2,4").
+    """An experiment's settings: full or quick ones, with changes given as "field=value" (lists as "2,4").
 
     Raises:
         InputError: no such experiment or field, a field given twice, or a value of another type.
     """
     module = experiment(name)
     return changed(module.QUICK if quick else module.Settings(), given, name)
-
-
-def changed(settings: Any, given: Sequence[str], name: str) -> Any:
-    """Settings with changes given as "field=value"; `name` is whose they are.
-
-    Raises:
-        InputError: no such field, a field given twice, or a value of another type.
-    """
-    types = get_type_hints(type(settings))
-    known = [f.name for f in fields(settings)]
-    changes = {}
-    for text in given:
-        key, _, value = text.partition("=")
-        key, value, option = key.strip().replace("-", "_"), value.strip(), f"--with '{text}'"
-        if key not in known:
-            some = f"give FIELD=VALUE with one of {', '.join(known)}"
-            raise InputError(f"{option}: '{name}' has no setting '{key}'{near(key, known)}; {some}")
-        if not value:
-            raise InputError(f"{option} has no value; give {key}=VALUE")
-        if key in changes:
-            raise InputError(f"{option} gives {key} a second time; give each field once, lists as in 2,4")
-        listed = get_args(types[key])
-        kind = listed[0] if listed else types[key]
-        try:
-            parts = [_read(part.strip(), kind) for part in (value.removesuffix(",").split(",") if listed else [value])]
-        except (ValueError, KeyError):
-            raise InputError(f"{option} cannot be read; give {WANTED[kind][bool(listed)]}") from None
-        changes[key] = tuple(parts) if listed else parts[0]
-    return replace(settings, **changes)
-
-
-def _read(value: str, kind: Any) -> Any:
-    if not value:
-        raise ValueError("nothing between two commas")
-    return BOOLS[value.lower()] if kind is bool else kind(value)
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """The name that was perhaps meant, as a question; empty without any."""
-    return "".join(f" (did you mean {match}?)" for match in get_close_matches(name, known, 1))
 
 
 def run(
@@ -207,7 +158,7 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
     """A result's numbers and the table of published statements about it, from the result alone."""
     module = experiment(name)
     rows = [[c.source, c.claim, c.measured, c.verdict] for c in module.claims(ds)]
-    title = "Published statements; brackets hold 95 % intervals by Student's t over runs"
+    title = "Published statements; brackets hold 95 % intervals over runs"
     table = Table(title, ("source", "published", "measured", "verdict"), rows)
     return Report(f"headwater toy {name}", extent(ds), [*module.tables(ds), table], [])
 
@@ -234,37 +185,27 @@ def summary(name: str, ds: xr.Dataset) -> list[str]:
     """What becomes of the statements, in a few lines: how many have which verdict, and some of those that do not hold."""
     claims = experiment(name).claims(ds)
     refuted = [f"does not hold: {claim.claim}" for claim in claims if claim.verdict == "does not hold"]
-    more = [f"... and {len(refuted) - TOLD} more"] if len(refuted) > TOLD else []
-    return [f"{name}: {len(claims)} statements, {counted(claims)}", *refuted[:TOLD], *more]
+    more = [f"... and {len(refuted) - SHOWN} more"] if len(refuted) > SHOWN else []
+    return [f"{name}: {len(claims)} statements, {counted(claims)}", *refuted[:SHOWN], *more]
 
 
 def extent(ds: xr.Dataset) -> str:
-    """How large a run was, against the published setting, on what and how long: a report's first lines."""
-    whole = "full" if ds.attrs.get("experiment") in OWN_SETTINGS else "published"
-    settings, full = json.loads(ds.attrs["settings"]), json.loads(ds.attrs["published_settings"])
-    less = {key.replace("_", " "): key for key in settings if settings[key] != full[key]}
-    details = "; ".join(
-        f"{words} {_shown(settings[key])} ({whole}: {_shown(full[key])})" for words, key in less.items()
-    )
-    details = details or ("the sources give no setting" if whole == "full" else "the published setting")
-    measured = f"{ds.attrs['hardware']}, {_duration(float(ds.attrs['seconds']))}, torch {ds.attrs['torch']}"
-    return f"{_kind(ds)}: {details}. {measured}."
+    """How large a run was, against the full setting, on what and how long: a report's first lines."""
+    settings, full = (json.loads(ds.attrs[name]) for name in ("settings", "published_settings"))
+    less = [
+        f"{name.replace('_', ' ')} {_shown(value)} (full: {_shown(full.get(name))})"
+        for name, value in settings.items()
+        if value != full.get(name)
+    ]
+    measured = f"{ds.attrs['hardware']}, {float(ds.attrs['seconds']) / 60:.3g} min, torch {ds.attrs['torch']}"
+    return f"{': '.join(filter(None, (_kind(ds), '; '.join(less))))}. {measured}."
 
 
 def _kind(ds: xr.Dataset) -> str:
-    if json.loads(ds.attrs["settings"]) == json.loads(ds.attrs["published_settings"]):
+    if ds.attrs["settings"] == ds.attrs["published_settings"]:
         return "Full run"
     return "Quick run" if ds.attrs["quick"] else "Part of the full run"
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(_shown, value)) if isinstance(value, list) else str(value)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

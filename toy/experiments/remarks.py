@@ -14,34 +14,45 @@ Everything else is the main variant of `previous_token`: no residual stream, an 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from probes.charts import CYCLE, curves, dots, sheet
+from probes.charts import CYCLE, dots, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.claims.rules import SURE, Test, above, below, every, near, range_told, some
-from probes.errors import InputError
+from probes.claims.rules import Told, above, below, near, some
+from probes.measure import Headline
 from probes.results.curves import spearman
-from probes.results.statistics import between_runs, over_runs
 from probes.results.tables import Table
 
 from ..model import Kernel
 from ..tasks import Copying
 from ..train import Run, Trained
-from . import previous_token
+from . import previous_token, settings
+from .copied import evaluated
 from .experiment import Work
-from .learnt import in_order
-from .previous_token import picked, relative_perplexity
-from .rules import Judged, at, judged, need, over_told, places, ranged, setting, variable
-from .sweep import Measure, Part, each, each_at_least, each_distinct, sweep
+from .reading import (
+    WELCH,
+    courses,
+    each,
+    judge,
+    label,
+    learnt,
+    need,
+    places,
+    ranged,
+    setting,
+    tables_of,
+    together,
+    versus,
+)
+from .sweep import Measure, Part, filled, sweep
 
 
 class Case(NamedTuple):
@@ -68,9 +79,11 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(settings.Settings):
     """The post's sizes and learning rates; cases, exponents and seeds are ours."""
 
+    LEAST: ClassVar = {"vocabulary": 3, "share_vocabulary": 3, "context": 3}
+    CHOICES: ClassVar = {"case": tuple(CASES)}
     case: tuple[str, ...] = tuple(CASES)
     learning_rate: tuple[float, ...] = (0.01, 0.1)
     vocabulary: int = 30
@@ -84,37 +97,22 @@ class Settings:
     batch: int = 128
     test: int = 16_384  # fresh sequences
 
-    def __post_init__(self) -> None:
-        each_distinct(self, "case", "learning_rate", "by_share")
-        each_at_least(self, 1, "steps", "share_steps", "seeds", "batch", "test")
-        each_at_least(self, 3, "vocabulary", "share_vocabulary", "context")
-        for name in self.case:
-            if name not in CASES:
-                raise InputError(f"case '{name}' is unknown; give some of: {'; '.join(CASES)}")
-
 
 QUICK = Settings(seeds=2, steps=800, share_vocabulary=30, share_steps=1500, test=4096)
 
 
-def measure(settings: Settings, work: Work) -> xr.Dataset:
-    """Train all models.
-
-    Returns:
-        `relative [case, learning_rate, seed]`: (perplexity - 1) / V on fresh sequences. With tokens of unequal shares, over
-        `[by_share, learning_rate, seed]`: `share_loss` on sequences drawn as in training, `even_loss` on sequences in which
-        all tokens are as frequent, in nats; `picked` on the former (`previous_token.picked`); `length_rank`, Spearman's
-        correlation of a token's share with the distance of its embedding from the mean one.
-    """
-    s = settings
+def measure(s: Settings, work: Work) -> xr.Dataset:
+    """Train models of every case, and models whose tokens have unequal shares with rates by those shares."""
+    seeds = range(s.seeds)
     coords = {"case": list(s.case), "learning_rate": list(s.learning_rate), "by_share": list(s.by_share)}
-    return sweep(coords | {"seed": list(range(s.seeds))}, _cases(s, work), _shares(s, work))
-
-
-def _cases(s: Settings, work: Work) -> Part:
-    cells = list(product(s.case, s.learning_rate, range(s.seeds)))
+    cells = list(product(s.case, s.learning_rate, seeds))
     trained = work.train("cases", [_run(s, CASES[case], rate, seed) for case, rate, seed in cells], s.steps)
-    measures = {"relative": Measure(f"(perplexity - 1) / V after {s.steps} steps")}
-    return Part(("case", "learning_rate", "seed"), measures, each(cells, relative=relative_perplexity(trained, s.test)))
+    relative = {"relative": Measure(f"(perplexity - 1) / V after {s.steps} steps")}
+    return sweep(
+        coords | {"seed": list(seeds)},
+        Part(("case", "learning_rate", "seed"), relative, filled(cells, relative=evaluated(trained, s.test)[0])),
+        _shares(s, work),
+    )
 
 
 def _shares(s: Settings, work: Work) -> Part:
@@ -126,22 +124,21 @@ def _shares(s: Settings, work: Work) -> Part:
     ]
     trained = work.train("shares", runs, s.share_steps)
     even = [replace(model, run=run) for model, run in zip(trained, plain, strict=True)]
-    losses = [np.log1p(s.share_vocabulary * relative_perplexity(models, s.test)) for models in (trained, even)]
+    (drawn, picked), (alike, _) = (evaluated(models, s.test) for models in (trained, even))
     measures = {
         "share_loss": Measure("loss on sequences of tokens with unequal shares", "nat"),
         "even_loss": Measure("loss on sequences of tokens with equal shares", "nat"),
         "picked": Measure("share of right answers among the tokens of the sequence"),
         "length_rank": Measure("Spearman's correlation of share and distance from the mean embedding"),
     }
-    lengths = [length_rank(model) for model in trained]
-    right = picked(trained, s.test)
-    found = each(cells, share_loss=losses[0], even_loss=losses[1], picked=right, length_rank=lengths)
-    return Part(("by_share", "learning_rate", "seed"), measures, found)
+    losses = [np.log1p(s.share_vocabulary * relative) for relative in (drawn, alike)]
+    values = dict(zip(measures, (*losses, picked, [length_rank(model) for model in trained]), strict=True))
+    return Part(("by_share", "learning_rate", "seed"), measures, filled(cells, **values))
 
 
-def _run(s: Settings, case: Case, rate: float, seed: int, **given: Any) -> Run:
+def _run(s: Settings, case: Case, rate: float, seed: int, **fields: Any) -> Run:
     usual = previous_token.Settings(vocabulary=s.vocabulary, context=s.context, batch=s.batch)
-    run = previous_token.run_of(usual, seed, width=case.width, learning_rate=rate, **given)
+    run = previous_token.run_of(usual, seed, width=case.width, learning_rate=rate, **fields)
     special = case._asdict() | {"width": case.width}
     return replace(run, architecture=replace(run.architecture, **special))
 
@@ -155,53 +152,36 @@ def length_rank(model: Trained) -> float:
 
 # -- what a result says
 
-SHARES = {
-    "share_loss": "loss, nats",
-    "even_loss": "loss, all tokens alike",
-    "picked": "right of its own tokens",
-    "length_rank": "rank correlation of share and length",
-}
+PERPLEXITY = Headline("perplexity", lambda ds: 1 + setting(ds, "vocabulary") * ds["relative"])
+HEADLINES = (
+    PERPLEXITY,
+    Headline("loss, nats", lambda ds: ds["share_loss"], form=".3f"),
+    Headline("loss, all tokens alike", lambda ds: ds["even_loss"], form=".3f"),
+    Headline("right of its own tokens", lambda ds: ds["picked"], form=".3f"),
+    Headline("rank correlation of share and length", lambda ds: ds["length_rank"], form=".3f"),
+)
+LEAST = 1e-12  # of a relative perplexity that is drawn
+CAPTION = f"Medians of {{}} seeds and their range, on fresh sequences; perplexities are cut off at {LEAST:g} above 1."
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
-    """Perplexity by case, losses by exponent: medians over seeds with their range."""
-    rates = [f"rate {rate:g}" for rate in ds["learning_rate"].values]
-    perplexity = 1 + setting(ds, "vocabulary") * ds["relative"]
-    rows = [
-        [name, *(range_told(x) for _, x in places(of, "learning_rate"))] for (name,), of in places(perplexity, "case")
-    ]
-    names = [name for name in SHARES if name in ds]
-    shares = [
-        [f"{power:g}", f"{rate:g}", *(range_told(of[name], ".3f") for name in names)]
-        for (power, rate), of in places(ds[names], "by_share", "learning_rate")
-    ]
-    columns = ("power of the share", "rate", *(SHARES[name] for name in names))
-    return [
-        Table("Perplexity: median over seeds (range)", ("model", *rates), rows),
-        Table("Learning rate by a token's share: median over seeds (range)", columns, shares),
-    ]
-
-
-CAPTION = "Medians of {} seeds and their range, on fresh sequences; perplexities are cut off at {:g} above 1."
-LEAST = 1e-12  # of a relative perplexity
+    """All numbers."""
+    return tables_of(HEADLINES, ds)
 
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
     """(perplexity - 1) / V of every case, and losses against the power of a token's share; a colour per learning rate."""
-    figure, (cells,) = sheet(1, 2, height=4.2, caption=CAPTION.format(ds.sizes["seed"], LEAST))
-    rates = dict(zip(ds["learning_rate"].values.tolist(), CYCLE, strict=False))
-    relative = ds["relative"].clip(LEAST).transpose("seed", ...)
+    figure, (cells,) = sheet(1, 2, height=4.2, caption=CAPTION.format(ds.sizes["seed"]))
+    relative = places(ds["relative"].clip(LEAST).transpose("seed", ...), "learning_rate")
     cases = [
-        ranged(f"rate {rate:g}", relative.sel(learning_rate=rate), color, marker="o") for rate, color in rates.items()
+        ranged(label("rate", rate), of, color, marker="o")
+        for ((rate,), of), color in zip(relative, CYCLE, strict=False)
     ]
     dots(cells[0], [str(name) for name in ds["case"].values], cases, zero=False)
     cells[0].set(xscale="log", xlabel="(perplexity - 1) / V")
-    losses = [
-        ranged(f"rate {rate:g}, {words}", ds[name].sel(learning_rate=rate).transpose("seed", ...), color, line=line)
-        for (name, words, line) in (("share_loss", "as drawn", "-"), ("even_loss", "all tokens alike", ":"))
-        for rate, color in rates.items()
-    ]
-    curves(cells[1], [replace(loss, x=ds["by_share"].values, marker="o") for loss in losses])
+    for name, words, line in (("share_loss", "as drawn", "-"), ("even_loss", "all tokens alike", ":")):
+        names = {rate: f"rate {rate:g}, {words}" for rate in ds["learning_rate"].values.tolist()}
+        courses(cells[1], ds[name], "by_share", "learning_rate", names, line=line, marker="o")
     cells[1].set(xlabel="power of the share", ylabel="loss (nats)", xticks=ds["by_share"].values)
     cells[1].set_ylim(bottom=0)
     return {"": figure}
@@ -217,73 +197,66 @@ NEAR_1 = (
 )
 ON_AXIS = [f"width {width} with positions on 1 axis" for width in (2, 10)]
 UNEQUAL = "In the previous-token task with tokens drawn by shares of 1 / rank (V = 100, C = 4, width 2)"
-LENGTHS = f"{UNEQUAL} tokens of different frequency have embeddings of different length."
-RATES = f"{UNEQUAL} learning rates that follow the tokens' frequency do better than one rate for all"
 DIFFERS = (
     "Spearman's correlation of a token's share and its embedding's distance from the mean embedding differs from 0, by the "
     "95 % interval over runs, at every learning rate"
 )
 BETTER = (
     "for some power of the share and some learning rate, the loss is below that with one rate for all at the same learning "
-    "rate, by the 95 % interval of Welch's t over runs"
+    f"rate, {WELCH}"
 )
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """The statements, judged by toys that know the order of their tokens."""
-    return judged(liu, ds, **in_order(ds))
+    return judge(liu, ds, learnt(ds, ds["picked"]))
 
 
-@liu(
-    "one-axis",
-    "",
-    f"{AXIS} if the attention kernel is chosen appropriately: by distances.",
-    rule=NEAR_1,
-    cases=[f"{x} and distance attention" for x in ON_AXIS],
-)
-@liu("one-axis-inner", "", f"{AXIS} with the usual inner product, too.", rule=NEAR_1, kind="ours", cases=ON_AXIS)
-def suffices(ds: xr.Dataset, cases: list[str]) -> Judged:
+def suffices(ds: xr.Dataset, cases: list[str]) -> Told:
     """The task is done in all of these cases, at the better of the learning rates."""
     need((setting(ds, "vocabulary"), setting(ds, "context")) == POST)
-    words, tests = [], []
-    for (name,), of in places(1 + POST[0] * variable(ds, "relative", case=cases), "case"):
-        by_rate = [(rate, runs) for (rate,), runs in places(of, "learning_rate")]
-        words.append(f"{name}: " + ", ".join(f"{over_told(runs)} at rate {rate:g}" for rate, runs in by_rate))
-        tests.append(some([near(over_runs(runs.values), 1.0) for _, runs in by_rate]))
-    return Judged("; ".join(words), every(tests)(SURE))
+    parts = {}
+    for (name,), of in places(PERPLEXITY.of(ds).sel(case=cases), "case"):
+        rates = {label("rate", rate): each(runs, near, 1.0) for (rate,), runs in places(of, "learning_rate")}
+        parts[name] = together(rates, some)
+    return together(parts)
 
 
-@liu("lengths", "", LENGTHS, rule=DIFFERS)
-def lengths(ds: xr.Dataset) -> Judged:
-    """Frequent tokens lie further out than rare ones, or less far."""
-    words, tests = [], []
-    for (rate,), of in places(_shares_of(ds, "length_rank").sel(by_share=0.0), "learning_rate"):
-        words.append(f"{over_told(of, '+.2f')} at rate {rate:g}")
-        tests.append(some([above(over_runs(of.values), 0), below(over_runs(of.values), 0)]))
-    return Judged("; ".join(words), every(tests)(SURE))
+_distance = [f"{case} and distance attention" for case in ON_AXIS]
+_chosen = f"{AXIS} if the attention kernel is chosen appropriately: by distances."
+liu("one-axis", "", _chosen, rule=NEAR_1, cases=_distance)(suffices)
+_usual = f"{AXIS} with the usual inner product, too."
+liu("one-axis-inner", "", _usual, rule=NEAR_1, kind="ours", cases=ON_AXIS)(suffices)
 
 
-EVEN = f"the same of the loss on sequences of tokens with equal shares: {BETTER}"
-
-
-@liu("rates", "", f"{RATES}.", rule=BETTER, loss="share_loss")
-@liu("rates-even", "", f"{RATES} where all tokens count alike.", rule=EVEN, kind="ours", loss="even_loss")
-def rates(ds: xr.Dataset, loss: str) -> Judged:
-    """Some power of the share does better than none."""
-    words: list[str] = []
-    tests: list[Test] = []
-    for (rate,), of in places(_shares_of(ds, loss), "learning_rate"):
-        by_power = [(power, runs) for (power,), runs in places(of, "by_share")]
-        shown = ", ".join(f"power {power:g}: {over_told(runs, '.3f')}" for power, runs in by_power)
-        words.append(f"rate {rate:g}: {shown}")
-        equal = of.sel(by_share=0.0).values
-        tests += [below(between_runs(runs.values, equal), 0) for power, runs in by_power if not math.isclose(power, 0)]
-    need(tests)
-    return Judged(f"{'; '.join(words)} nats", some(tests)(SURE))
-
-
-def _shares_of(ds: xr.Dataset, name: str) -> xr.DataArray:
+def _of_shares(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """Without the rates at which toys of some power failed."""
     need((setting(ds, "share_vocabulary"), setting(ds, "context")) == SHARED)
-    values = variable(ds, name).dropna("learning_rate", how="any")  # rates at which toys of some power failed
-    need(values.size)
-    return at(values, by_share=[0.0, *np.setdiff1d(ds["by_share"].values, 0.0)])
+    return ds[name].dropna("learning_rate", how="any")
+
+
+@liu("lengths", "", f"{UNEQUAL} tokens of different frequency have embeddings of different length.", rule=DIFFERS)
+def _(ds: xr.Dataset) -> Told:
+    """Frequent tokens lie further out than rare ones, or less far."""
+    by_rate = places(_of_shares(ds, "length_rank").sel(by_share=0.0), "learning_rate")
+    sides = {label("rate", rate): (each(of, above, 0, form="+.2f"), each(of, below, 0)) for (rate,), of in by_rate}
+    return together({rate: (words, some([more, less])) for rate, ((words, more), (_, less)) in sides.items()})
+
+
+def follows(ds: xr.Dataset, loss: str) -> Told:
+    """Some power of the share does better than none."""
+    losses = _of_shares(ds, loss)
+    powers = {label("power", power): of for (power,), of in places(losses, "by_share") if power}
+    one_rate = losses.sel(by_share=0.0)
+    parts = {
+        f"{power}, {label('rate', rate)}": versus(of, one_rate.sel(learning_rate=rate), below, 0)
+        for power, runs in powers.items()
+        for (rate,), of in places(runs, "learning_rate")
+    }
+    return together(parts, some)
+
+
+_rates = f"{UNEQUAL} learning rates that follow the tokens' frequency do better than one rate for all"
+_even = f"the same of the loss on sequences of tokens with equal shares: {BETTER}"
+liu("rates", "", f"{_rates}.", rule=BETTER, loss="share_loss")(follows)
+liu("rates-even", "", f"{_rates} where all tokens count alike.", rule=_even, kind="ours", loss="even_loss")(follows)

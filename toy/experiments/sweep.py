@@ -71,10 +71,13 @@ def sweep(coords: Mapping[str, Any], *parts: Part, attrs: Mapping[str, Any] | No
     return dataset(variables, coords={dim: x for dim, x in coords.items() if dim in used}, attrs=attrs)
 
 
-def each(cells: Iterable[Sequence[Any]], **arrays: Any) -> Cells:
+def filled(cells: Iterable[Sequence[Any]], **arrays: Any) -> Cells:
     """Every cell with its row of each array [cell, ...], for `Part.found`."""
     for n, cell in enumerate(cells):
         yield cell, {name: array[n] for name, array in arrays.items()}
+
+
+each = filled
 
 
 def axes(settings: Any, *names: str) -> dict[str, Any]:

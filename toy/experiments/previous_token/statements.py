@@ -1,167 +1,314 @@
-"""The statements of [Liu-4] about the token before the last, judged in the main variant unless they say otherwise."""
+"""What a result of previous-token says: tables, the figure, and the statements of [Liu-4], all in the variant `MAIN`.
+
+What readers without positions can reach, for the plateau without positional encoding:
+
+- Without positions attention sees the query and a bag of tokens. A reader of the bag of the first C - 1 tokens says each
+  with its share; no reader without positions is better. Its perplexity `exp(bag)` is nearly C - 1, far from what the post
+  sees.
+- The published V (C - 2) / (C - 1) is a mean of perplexities: a reader that bets on one of the C - 1 tokens has perplexity
+  near 0 (really 1) once in C - 1 times and V else. As a mean of losses the same bet is V^((C-2)/(C-1)), and its exact
+  arithmetic mean is larger by 1 / (C - 1). It bounds nothing: the limit is far below, and what holds a model of width 2
+  near 20 is that two numbers do not carry a bag of three tokens. Hence models without positions are trained at several
+  widths. The same bet among all C tokens, the query among them, is V (C - 1) / C.
+"""
 
 from __future__ import annotations
 
 import math
-from itertools import pairwise, product
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from probes.charts import BLUE, CYCLE, FAINT, GREY, VERMILLION, Panel, curves, level, panels, words
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.claims.rules import SURE, above, below, between, every, near, some
-from probes.results.statistics import between_runs, over_runs
+from probes.claims.rules import Told, between, some
+from probes.measure import Headline
+from probes.results.tables import Table
 
-from ..rules import (
-    Judged,
-    at,
-    by_parts,
-    decided,
-    each_above,
-    judged,
-    need,
-    over_each,
-    over_told,
+from ..copied import bag
+from ..reading import (
+    TINY,
+    around,
+    courses,
+    each,
+    judge,
+    of_runs,
+    over,
     places,
+    ranged,
+    rises,
     setting,
-    variable,
+    state,
+    tables_of,
+    together,
+    under,
 )
-from .tables import ENDS, PUBLISHED, STALL, TINY, Cell, betting, blind_limit, of_variant, signs, sizes
 
-GRID = {"vocabulary": [10, 30, 100], "context": [4, 10]}
-SYMBOLS = {"vocabulary": "V", "context": "C"}
+SWITCH = ("off", "on")  # of residual stream and output projection
+MAIN = {"residual": "off", "projection": "on"}  # of which everything is trained
+STALL = 25.0  # perplexity without positions at which the post's curve stalls first
+ENDS = {"none": 20.6, "learned": 1.0}  # perplexities at which its curves end
 NEAR = 0.05  # relative: how near a plateau has to be to a published one; the figure's axis resolves no less
 STALLED = 1.5  # factor in steps over which a perplexity stays near a plateau, to count as one
 WIDTHS = (2, 10)  # of the post's sizes
 WITHIN = 3.0  # factor within which a relative perplexity agrees: half a decade of the post's logarithmic axis
+PUBLISHED_FORM = ((-0.41, 1.35), (0.19, -2.25))  # W_Q W_K^T; with s = (1, 1) the post has s W_Q W_K^T s = -1.1
+
+
+class Cell(NamedTuple):
+    """A relative perplexity that is read off a figure of [Liu-4], in `MAIN`."""
+
+    vocabulary: int
+    context: int
+    width: int
+    learning_rate: float
+    steps: int
+    value: float
+
+    @property
+    def name(self) -> str:
+        """Its coordinate in results."""
+        return f"V={self.vocabulary} C={self.context} width {self.width} lr {self.learning_rate:g}"
+
+    @property
+    def words(self) -> str:
+        """The setting in its statement."""
+        return f"V = {self.vocabulary}, C = {self.context}, width {self.width}, learning rate {self.learning_rate:g}"
+
+
+PUBLISHED = (
+    Cell(30, 4, 2, 0.01, 3000, 2.5e-4),
+    Cell(30, 10, 2, 0.01, 3000, 3e-3),
+    Cell(100, 10, 10, 0.01, 3000, 4e-7),
+    Cell(30, 4, 2, 0.1, 3000, 4e-6),
+    Cell(100, 4, 2, 0.01, 10_000, 4e-3),
+    Cell(100, 4, 2, 0.1, 10_000, 1.3e-2),
+)
+
+
+def sizes(ds: xr.Dataset) -> tuple[int, int]:
+    """Vocabulary and context."""
+    return int(setting(ds, "vocabulary")), int(setting(ds, "context"))
+
+
+def betting(ds: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Perplexities without positions: of the best reader, and of a bet on one of the earlier tokens by kind of mean."""
+    v, c = sizes(ds)
+    readers = {
+        "best": math.exp(bag(v, c - 1)),
+        "published": v * (c - 2) / (c - 1),
+        "arithmetic": (v * (c - 2) + 1) / (c - 1),
+        "geometric": v ** ((c - 2) / (c - 1)),
+        "with the query": v * (c - 1) / c,
+    }
+    return {name: xr.DataArray(perplexity) for name, perplexity in readers.items()}
+
+
+def at_end(ds: xr.Dataset) -> xr.Dataset:
+    """The main variant after its last step."""
+    return ds.sel(MAIN).isel(step=-1, drop=True)
+
+
+def signed(ds: xr.Dataset, moved: bool = False) -> xr.DataArray:
+    """Above 0 where p_-1 is negative along s and all others are positive; `moved`: with the mean token embedding added."""
+    end = at_end(ds)
+    places = end["positions"] + (end["tokens"].mean("token") if moved else 0)
+    along = (places * end["separation"]).sum("axis", skipna=False)
+    return along.where(along["position"] != -1, -along).min("position", skipna=False)
+
+
+def lead(ds: xr.Dataset) -> xr.DataArray:
+    """By how many nats the mean token's query prefers p_-1 to the best of the others, p alone."""
+    end = at_end(ds)
+    asking = (end["positions"].sel(position=0) + end["tokens"].mean("token")).rename(axis="row")
+    asked_for = (asking * end["query_key"]).sum("row").rename(column="axis")
+    logits = (asked_for * end["positions"]).sum("axis") / math.sqrt(ds.sizes["axis"])
+    return logits.sel(position=-1) - logits.drop_sel(position=-1).max("position")
+
+
+def stalled(ds: xr.Dataset) -> xr.DataArray:
+    """The factor in steps over which a curve without positions stays near `STALL`, at its longest; 1 if it never does."""
+
+    def stay(perplexity: np.ndarray) -> float:
+        longest, start = 1.0, None
+        for step, value in zip(ds["step"].values, perplexity, strict=True):
+            start = (start or step) if abs(value / STALL - 1) < NEAR and step else None
+            longest = max(longest, step / start) if start else longest
+        return float(longest)
+
+    perplexity = ds["perplexity"].sel(MAIN | {"positional": "none"})
+    return xr.apply_ufunc(stay, perplexity, input_core_dims=[["step"]], vectorize=True)
+
+
+def off_published(ds: xr.Dataset) -> xr.DataArray:
+    """The rms over settings of log10(median over seeds / published), by variant and batch size."""
+    published = xr.DataArray([cell.value for cell in PUBLISHED], {"cell": [cell.name for cell in PUBLISHED]})
+    return (np.log10(ds["relative_published"].median("seed").clip(TINY) / published) ** 2).mean("cell") ** 0.5
+
+
+TASK, RELATIVE = "In the previous-token task", "(perplexity - 1) / V"
+END = Headline("perplexity at the end", lambda ds: ds["perplexity"].isel(step=-1, drop=True))
+STAY = Headline(f"factor in steps within {NEAR:.0%} of {STALL:g}", stalled, ratio=True)
+SIGNS = Headline("the least of -s p_-1 and s p of the others", signed)
+FORM = Headline("s W_Q W_K^T s", lambda ds: at_end(ds)["bilinear"])
+BLIND = Headline("perplexity without positions", lambda ds: ds["blind_perplexity"])
+CELLS = Headline(f"{RELATIVE} in the post's settings", lambda ds: ds["relative_published"], ratio=True)
+SIZE = Headline(RELATIVE, lambda ds: ds["relative_by_size"], ratio=True)
+SPIKES = Headline("spikes of the loss", lambda ds: ds["spikes"].sum("rate_step"))
+OFFSETS = Headline("perplexity by token", lambda ds: 1 + setting(ds, "vocabulary") * ds["relative_by_target"])
+READERS = [
+    Headline("V (C-2) / (C-1)", lambda ds: betting(ds)["published"]),
+    Headline("best reader blind to order", lambda ds: betting(ds)["best"]),
+    Headline("mean loss of a bet", lambda ds: betting(ds)["geometric"]),
+    Headline("bet with the query", lambda ds: betting(ds)["with the query"]),
+]
+HEADLINES = (
+    *(END, STAY, SIGNS, Headline("with the mean token embedding added", partial(signed, moved=True)), FORM),
+    *(Headline("nats by which the mean token's query prefers p_-1", lead), *READERS, BLIND, CELLS),
+    *(Headline("rms log10 off the published", off_published), SIZE, SPIKES),
+    *(Headline(f"{RELATIVE} after longer training", lambda ds: ds["rate_relative"]), OFFSETS),
+)
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """All numbers."""
+    return tables_of(HEADLINES, ds)
+
+
+# -- the figure
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """Perplexities, paths of the positions in the seed of the median perplexity, W_Q W_K^T along s, widths."""
+    rows = [
+        Panel("perplexity", _perplexities, height=2.7),
+        Panel("second axis", _paths, height=2.7),
+        Panel("$s W_Q W_K^T s$ (nat)", _form, height=2.7),
+        Panel("perplexity without positions", _blind, height=2.7),
+    ]
+    size, context = sizes(ds)
+    title = f"Naming the token before the last: {context} tokens in context, {size} in the vocabulary"
+    caption = (
+        "Medians over seeds and ranges; no residual stream, output projection. Embeddings of seed "
+        f"{_typical(ds)}: paths of the positions (ring: start, dot: end), grey: tokens, arrow: the direction s that parts "
+        "the position asked for from the others."
+    )
+    return {"": panels({title: ds}, rows, caption)}
+
+
+def _typical(ds: xr.Dataset) -> int:
+    """The seed whose last relative perplexity with positions is the (lower) median."""
+    last = ds["relative"].sel(MAIN | {"positional": "learned"}).isel(step=-1).sortby("seed")
+    return int(last["seed"][np.argsort(last.values, kind="stable")[(last.size - 1) // 2]])
+
+
+def _perplexities(cell: Axes, ds: xr.Dataset) -> None:
+    """By step, with what readers without positions have."""
+    kinds = {"none": "no positions", "learned": "learned positions"}
+    perplexity = ds["perplexity"].sel(MAIN).isel(step=slice(1, None))
+    courses(cell, perplexity, "step", "positional", kinds, colors=(BLUE, VERMILLION), log=True)
+    _levels(cell, ds, published="published bound V (C-2) / (C-1)")
+    cell.set(xscale="log", xlabel="step")
+
+
+def _levels(cell: Axes, ds: xr.Dataset, **bets: str) -> None:
+    """What readers without positions have."""
+    limit = float(betting(ds)["best"])
+    for kind, name in bets.items():
+        level(cell, float(betting(ds)[kind]), name)
+    level(cell, limit, "best blind to order")
+    cell.set_ylim(bottom=min(cell.get_ylim()[0], 0.8 * limit))
+
+
+def _paths(cell: Axes, ds: xr.Dataset) -> None:
+    """Where positional embeddings went; tokens at the end; the separation direction."""
+    of = ds[["positions", "tokens", "separation"]].sel(MAIN | {"seed": _typical(ds)}).isel(axis=slice(2))
+    tokens = of["tokens"].isel(step=-1).transpose("axis", "token").values
+    cell.plot(*tokens, ".", markersize=3.5, color=GREY)
+    for n, place in enumerate(of["position"].values[::-1]):
+        path, color = of["positions"].sel(position=place).transpose("axis", "step").values, CYCLE[n % len(CYCLE)]
+        cell.plot(*path, color=color, linewidth=1.1)
+        cell.plot(*path[:, 0], "o", markersize=4, color=color, markerfacecolor="white")
+        cell.plot(*path[:, -1], "o", markersize=6, color=color)
+        name = {0: "the last, which asks", -1: "the one before, asked for"}.get(int(place), f"{-place} before the last")
+        words(cell, name, 1 - 0.14 * n, color, fraction=True)
+    s = of["separation"].isel(step=-1).values
+    if np.isfinite(s).all():
+        cell.annotate("", 0.6 * np.abs(tokens).max() * s, (0, 0), arrowprops={"arrowstyle": "-|>"})
+    cell.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
+    cell.axvline(0, color=FAINT, linewidth=0.8, zorder=0)
+    cell.set_aspect("equal", adjustable="datalim")
+    cell.set_xlabel("first axis")
+
+
+def _form(cell: Axes, ds: xr.Dataset) -> None:
+    """Along training, every seed."""
+    bilinear = ds["bilinear"].sel(MAIN).isel(step=slice(1, None)).expand_dims(run=1).rename(seed="each", run="seed")
+    colors = [VERMILLION if seed == _typical(ds) else BLUE for seed in ds["seed"].values]
+    courses(cell, bilinear, "step", "each", {seed: f"seed {seed}" for seed in ds["seed"].values}, colors=colors)
+    cell.axhline(0, color=GREY, linewidth=0.9)
+    cell.set(xscale="log", xlabel="step")
+    if float(abs(bilinear).max()) > 1:
+        cell.set_yscale("symlog", linthresh=1)
+
+
+def _blind(cell: Axes, ds: xr.Dataset) -> None:
+    """By width, between the published bound and the real one."""
+    perplexity = ds["blind_perplexity"].transpose("seed", "blind_width")
+    curves(cell, [ranged("", perplexity, BLUE, line="")], log=True)
+    _levels(cell, ds, published="V (C-2) / (C-1)", geometric="$V^{(C-2)/(C-1)}$")
+    count = perplexity.sizes["blind_width"]
+    cell.set(
+        xticks=range(count), xticklabels=perplexity["blind_width"].values, xlim=(-0.5, count - 0.5), xlabel="width"
+    )
+
+
+# -- statements
 
 liu = Source("[Liu-4]", "liu4-previous-token")
-TASK, RELATIVE = "In the previous-token task", "(perplexity - 1) / V"
-BLIND = "Without positional embeddings the previous-token task's perplexity"
 SMALL = "(V = 30, C = 4, width 2)"
-WELCH = "by the 95 % interval of Welch's t over runs of"
+PERPLEXITY = "previous-token task's perplexity"
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements of [Liu-4], judged."""
-    return judged(liu, ds)
+    """The statements of [Liu-4], judged; those about its plateau in its setting alone."""
+    return judge(liu, ds if sizes(ds) == (30, 4) else ds.drop_vars(["perplexity", "blind_perplexity"], errors="ignore"))
 
 
-def curve(ds: xr.Dataset, positional: str) -> xr.DataArray:
-    """The perplexity curve [seed, step] in the published setting."""
-    need(sizes(ds) == (30, 4))
-    return of_variant(ds, "perplexity").sel(positional=positional)
-
-
-@liu(
-    "stalls",
-    rule=f"the factor in steps over which the perplexity stays within {NEAR:.0%} of {STALL:g} is above {STALLED:g}, by the "
-    "95 % interval over runs of its logarithm",
-    published=f"{STALL:g}",
-)
-def _(ds: xr.Dataset) -> Judged:
-    """Without positional embeddings the previous-token task's perplexity at first stalls at about 25 (V = 30, C = 4, width
-    2).
-    """
-    long = [_stay(x, STALL) for _, x in places(curve(ds, "none"), "seed")]
-    logs = np.log(long)
-    measured = (
-        f"it stays within {NEAR:.0%} of it over a factor of {over_told(logs, '.2f', math.exp)} in steps, in "
-        f"{sum(x >= STALLED for x in long)} of {len(long)} seeds over {STALLED:g} or more"
-    )
-    return decided(measured, above(over_runs(logs), math.log(STALLED)))
-
-
-def _stay(perplexity: xr.DataArray, level: float) -> float:
-    """The factor in steps over which a curve stays near a level, at its longest; 1 if it never does."""
-    longest, start = 1.0, None
-    inside = np.abs(perplexity.values / level - 1) < NEAR
-    for step, near_it in zip(perplexity["step"].values, inside, strict=True):
-        start = (start or step) if near_it and step else None
-        longest = max(longest, step / start) if start else longest
-    return float(longest)
-
-
-def ends_near(ds: xr.Dataset, positional: str) -> Judged:
-    """A curve ends where the post's does."""
-    last = curve(ds, positional).isel(step=-1)
-    return decided(f"{over_told(last)} after {int(last['step'])} steps", near(over_runs(last.values), ENDS[positional]))
-
-
-FALLS = "With learned positional embeddings the previous-token task's perplexity falls to about"
-for _name, _positional, _text in (("plateau", "none", f"{BLIND} then stalls at about"), ("solved", "learned", FALLS)):
+_claim = f"Without positional embeddings the {PERPLEXITY} at first stalls at about {STALL:g} {SMALL}."
+state(liu, "stalls", _claim, STAY, over(STALLED), published=f"{STALL:g}")
+for _name, _positional, _text in (
+    ("plateau", "none", f"Without positional embeddings the {PERPLEXITY} then stalls at about"),
+    ("solved", "learned", f"With learned positional embeddings the {PERPLEXITY} falls to about"),
+):
     _level = f"{ENDS[_positional]:g}"
-    _rule = f"the 95 % interval over runs of the perplexity at the end lies within a quarter of {_level}"
-    liu(_name, "", f"{_text} {_level} {SMALL}.", rule=_rule, published=_level, positional=_positional)(ends_near)
-
-
-@liu(
-    "bound",
-    rule="95 % intervals over runs of the perplexity without positions lie above V (C-2)/(C-1) at every width",
-    published="20",
+    _where = MAIN | {"positional": _positional}
+    state(liu, _name, f"{_text} {_level} {SMALL}.", END, around(ENDS[_positional]), _where, published=_level)
+_claim = f"{TASK} V (C-2)/(C-1) = 20 bounds the perplexity that can be had without positions (V = 30, C = 4)."
+state(liu, "bound", _claim, BLIND, over(20), published="20", more=", at every width")
+_claim = (
+    f"{TASK} (C = 4) the position asked for, p_-1, is negative along the separation direction s, and p_0, p_-2, p_-3 are "
+    "positive (up to s -> -s)."
 )
-def _(ds: xr.Dataset) -> Judged:
-    """In the previous-token task V (C-2)/(C-1) = 20 bounds the perplexity that can be had without positions (V = 30,
-    C = 4).
-    """
-    curve(ds, "none")
-    widths = variable(ds, "blind_perplexity")
-    best = ", ".join(f"{over_told(x)} at width {width}" for (width,), x in places(widths, "blind_width"))
-    limit = f"the best reader blind to order gets {blind_limit(*sizes(ds)):.2f}"
-    measured = f"{best}; {limit}. It is the mean perplexity of betting on one token"
-    return decided(measured, each_above(widths, betting(*sizes(ds))["published"]))
+state(liu, "separation", _claim, SIGNS, over(0))
+_claim = f"{TASK} s W_Q W_K^T s < 0 along the separation direction s"
+_claim += " (-1.1 for s = (1, 1), which is -0.56 for the unit vector)."
+state(liu, "bilinear-form", _claim, FORM, under(0), published="-1.1")
 
 
-@liu(
-    "separation",
-    rule="the least of -s p_-1 and s p of the others is above 0, by the 95 % interval over runs",
-)
-def _(ds: xr.Dataset) -> Judged:
-    """In the previous-token task (C = 4) the position asked for, p_-1, is negative along the separation direction s, and
-    p_0, p_-2, p_-3 are positive (up to s -> -s).
-    """
-    own, shifted, *_ = signs(ds)
-    measured = (
-        f"{(own > 0).sum()} of {len(own)} seeds; {(shifted > 0).sum()} with the mean token embedding added; "
-        f"{np.isnan(own).sum()} not separated; least {over_told(own)}"
-    )
-    return decided(measured, above(over_runs(own), 0))
-
-
-@liu(
-    "bilinear-form",
-    rule="s W_Q W_K^T s is below 0, by the 95 % interval over runs",
-    published="-1.1",
-)
-def _(ds: xr.Dataset) -> Judged:
-    """In the previous-token task s W_Q W_K^T s < 0 along the separation direction s (-1.1 for s = (1, 1), which is -0.56 for
-    the unit vector).
-    """
-    *_, bilinear, lead = signs(ds)
-    measured = (
-        f"{over_told(bilinear)}; below 0 in {(bilinear < 0).sum()} of {len(lead)} seeds; "
-        f"the mean token's query prefers p_-1 in {(lead > 0).sum()} of {len(lead)} seeds"
-    )
-    return decided(measured, below(over_runs(bilinear), 0))
-
-
-def cell_logs(ds: xr.Dataset, cell: Cell) -> dict[int, xr.DataArray]:
-    """Logarithms, over which seeds spread by decades, of relative perplexities [seed] of a published setting, by batch."""
-    here = at(of_variant(ds, "relative_published"), cell=cell.name)
-    return {b: xr.ufuncs.log(x.dropna("seed").clip(TINY)) for (b,), x in places(here, "batch") if np.isfinite(x).any()}
-
-
-def agrees(ds: xr.Dataset, cell: Cell) -> Judged:
+def agrees(ds: xr.Dataset, cell: Cell) -> Told:
     """Agreement at any batch size, on the logarithmic axis that the number was read off."""
-    logs = cell_logs(ds, cell)
-    need(logs)
-    shown = "; ".join(f"batch {batch}: {over_told(x, change=math.exp)}" for batch, x in logs.items())
-    steps = int(setting(ds, "rate_steps" if cell.steps > 3000 else "steps"))  # what stands for the post's
-    if steps != cell.steps:
-        return Judged(f"{shown}, after {steps:,} steps")
+    by_batch = of_runs(CELLS, ds, {"cell": cell.name} | MAIN).dropna("batch", how="all")
     ends = [math.log(cell.value) + way * math.log(WITHIN) for way in (-1, 1)]
-    return Judged(shown, some([between(over_runs(x.values), *ends) for x in logs.values()])(SURE))
+    parts = {f"batch {batch}": each(of, between, *ends, change=math.exp) for (batch,), of in places(by_batch, "batch")}
+    words, test = together(parts, some)
+    steps = int(setting(ds, "rate_steps" if cell.steps > 3000 else "steps"))  # what stands for the post's
+    return (words, test) if steps == cell.steps else (f"{words}, after {steps:,} steps", None)
 
 
 AGREES = (
@@ -174,96 +321,25 @@ for _cell in PUBLISHED:
     _text = f"{TASK} {RELATIVE} = {_value} after {_cell.steps:,} steps at {_cell.words}."
     liu(_name, "", _text, rule=AGREES, published=_value, cell=_cell)(agrees)
 
-
-def is_less(ds: xr.Dataset, few: int, many: int) -> Judged:
-    """Of two published settings the one does better: logarithms of both groups of runs, at the first batch size."""
-    cells = [PUBLISHED[few], PUBLISHED[many]]
-    logs = [cell_logs(ds, cell) for cell in cells]
-    first = int(ds["batch"][0])
-    need(*(first in by_batch for by_batch in logs))
-    less, more = (by_batch[first] for by_batch in logs)
-    told = [f"{over_told(x, change=math.exp)} at {cell.name}" for x, cell in zip((less, more), cells, strict=True)]
-    return decided(", ".join(told), below(between_runs(less.values, more.values), 0))
-
-
-def _less(name: str, text: str, few: int, many: int) -> None:
-    better, worse = PUBLISHED[few].words, PUBLISHED[many].words
-    rule = f"{RELATIVE} at {better} is below that at {worse}, {WELCH} their logarithms' difference"
-    liu(name, "", f"{TASK} {text}.", rule=rule, few=few, many=many)(is_less)
-
-
-def grows(ds: xr.Dataset, dim: str, width: int) -> Judged:
-    """From each size to the next, along vocabulary or context, at every value of the other, by logarithms."""
-    logs = xr.ufuncs.log(variable(ds, "relative_by_size", width=width, **{dim: GRID[dim]}).clip(TINY))
-    (other,) = GRID.keys() - {dim}
-    parts = []
-    for (fixed,), line in places(logs, other):
-        sizes = list(places(line, dim))
-        told = ", ".join(f"{over_told(x, '.2g', math.exp)} at {size}" for (size,), x in sizes)
-        tests = [above(between_runs(more.values, less.values), 0) for (_, less), (_, more) in pairwise(sizes)]
-        parts.append((f"{SYMBOLS[other]} = {fixed}: {told}", every(tests)))
-    return by_parts(parts, before=f"by {SYMBOLS[dim]}: ")
-
-
-_less("longer", f"{RELATIVE} is larger at C = 10 than at C = 4 (V = 30, width 2)", 0, 1)
-_less("wider", "width 10 does far better than width 2, even at V = 100, C = 10", 2, 0)
-for _width, (_name, _dim, _rule) in product(
-    WIDTHS,
-    (
-        ("larger-vocabulary", "vocabulary", "V = 10, 30 and 100, at every C"),
-        ("longer-context", "context", "C = 4 and 10, at every V"),
-    ),
+for _name, _less, _more, _text in (
+    ("longer", 0, 1, f"{RELATIVE} is larger at C = 10 than at C = 4 (V = 30, width 2)"),
+    ("wider", 2, 0, "width 10 does far better than width 2, even at V = 100, C = 10"),
+    ("fast-at-30", 3, 0, "learning rate 0.1 does better than 0.01 at V = 30"),
+    ("fast-at-100", 4, 5, "learning rate 0.1 does worse than 0.01 at V = 100"),
 ):
-    _rule = f"its logarithm grows from each to the next, {WELCH} the difference: {_rule}"
-    _text = f"{TASK} {RELATIVE} grows with {SYMBOLS[_dim]} at width {_width}."
-    liu(f"{_name}-width-{_width}", "", _text, rule=_rule, dim=_dim, width=_width)(grows)
-
-
-@liu(
-    "width-helps",
-    rule=f"the logarithm is smaller at every V and C, {WELCH} the difference",
-)
-def _(ds: xr.Dataset) -> Judged:
-    """In the previous-token task (perplexity - 1) / V is smaller at width 10 than at width 2, whatever V and C."""
-    logs = xr.ufuncs.log(variable(ds, "relative_by_size", width=list(WIDTHS)).clip(TINY))
-    parts = []
-    for (v, c), here in places(logs, "vocabulary", "context"):
-        small, large = (here.sel(width=width).values for width in WIDTHS)
-        told = " to ".join(over_told(x, ".2g", math.exp) for x in (small, large))
-        parts.append((f"V = {v}, C = {c}: {told}", below(between_runs(large, small), 0)))
-    return by_parts(parts)
-
-
-_less("fast-at-30", "learning rate 0.1 does better than 0.01 at V = 30", 3, 0)
-_less("fast-at-100", "learning rate 0.1 does worse than 0.01 at V = 100", 4, 5)
-
-
-@liu(
-    "spike",
-    rule="the number of spikes of the loss at the constant learning rate 0.1 is above 0, by the 95 % interval over runs",
-    published="near step 6,000",
-)
-def _(ds: xr.Dataset) -> Judged:
-    """In the previous-token task at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)."""
-    need("learning_rate" in ds, {0.1, 0.01} <= {round(float(rate), 6) for rate in ds.get("learning_rate", [])})
-    spikes = variable(ds, "spikes", rate_vocabulary=100).sel(schedule="constant")
-    fast, slow = (spikes.sum("rate_step").sel(learning_rate=rate) for rate in (0.1, 0.01))
-    where = ds["rate_step"].values[spikes.sel(learning_rate=0.1).any("seed").values]
-    where_told = f"from step {int(where.min()):,} to {int(where.max()):,}" if where.size else "none"
-    measured = (
-        f"{over_told(fast)} spikes per run at 0.1 ({where_told}), {over_told(slow)} at 0.01; "
-        f"{int((fast > 0).sum())} of {fast.size} seeds have any at 0.1"
-    )
-    return decided(measured, each_above(fast))
-
-
-@liu(
-    "offsets",
-    rule="95 % intervals over runs of the perplexity lie within a quarter of 1 at every offset",
-)
-def _(ds: xr.Dataset) -> Judged:
-    """Any fixed offset other than the previous-token task's is learned as well (C = 4)."""
-    here = variable(ds, "relative_by_target", offset_context=4).dropna("target", how="all")
-    perplexity = 1 + sizes(ds)[0] * here
-    shown = ", ".join(f"{over_told(x)} at offset {target + 1}" for (target,), x in places(perplexity, "target"))
-    return Judged(f"perplexity {shown}", every([near(x, 1.0) for x in over_each(perplexity)])(SURE))
+    _two = [PUBLISHED[n].name for n in (_less, _more)]
+    rises(liu, _name, f"{TASK} {_text}.", CELLS, "cell", _two, {"batch": 128} | MAIN)
+for _width in WIDTHS:
+    for _name, _dim, _symbol, _values in (
+        ("larger-vocabulary", "vocabulary", "V", (10, 30, 100)),
+        ("longer-context", "context", "C", (4, 10)),
+    ):
+        _text = f"{TASK} {RELATIVE} grows with {_symbol} at width {_width}."
+        rises(liu, f"{_name}-width-{_width}", _text, SIZE, _dim, _values, {"width": _width})
+_claim = f"{TASK} {RELATIVE} is smaller at width 10 than at width 2, whatever V and C."
+rises(liu, "width-helps", _claim, SIZE, "width", WIDTHS[::-1])
+_claim = f"{TASK} at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)."
+_fast = {"rate_vocabulary": 100, "learning_rate": 0.1, "schedule": "constant"}
+state(liu, "spike", _claim, SPIKES, over(0), _fast, published="near step 6,000")
+_claim = f"Any fixed offset other than the {TASK[7:]}'s is learned as well (C = 4)."
+state(liu, "offsets", _claim, OFFSETS, around(1), {"offset_context": 4}, more=", at every offset")

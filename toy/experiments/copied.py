@@ -1,0 +1,109 @@
+"""How models that name a token of their sequence are evaluated (`tasks.Copying`): perplexity, picks, spikes of the loss.
+
+A relative perplexity is `(perplexity - 1) / V` over fresh sequences: `expm1` of the mean loss, in float64 from weights
+trained in float32, so that a value of 1e-9 is as accurate as one of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..model import Switches, forward
+from ..train import Trained, seed_of, stacked
+
+SPIKE_SMOOTH, SPIKE_RISE, FALLEN = 50, 1.0, 0.5  # steps, nats, share of a guesser's loss; see `spikes`
+TEST_BLOCK = -1  # of data: no step of training draws it
+CHUNK, TOGETHER = 4096, 8  # sequences and models evaluated at a time: float64 of 100 tokens stays below 30 MiB
+
+
+def evaluated(
+    models: Sequence[Trained], test: int, *, at: int | None = None
+) -> tuple[Float[np.ndarray, " model"], Float[np.ndarray, " model"]]:
+    """((perplexity - 1) / V, share of right picks) over `test` fresh sequences, which models of one task share, in float64.
+
+    `at`: with the weights that were kept at that step instead of the last.
+    """
+    total, picks = np.zeros((2, len(models)))
+    by_shape: dict[Any, list[int]] = {}
+    for i, model in enumerate(models):
+        task: Any = model.run.task
+        by_shape.setdefault((model.run.architecture.shape, replace(task, batch=test)), []).append(i)
+    for (shape, task), members in by_shape.items():
+        drawn = task.draw(None, torch.Generator().manual_seed(seed_of(0, TEST_BLOCK)), 1)
+        batches = list(zip(drawn.inputs[0].split(CHUNK), task.answers(drawn)[0].split(CHUNK), strict=True))
+        for start in range(0, len(members), TOGETHER):
+            some = members[start : start + TOGETHER]
+            kept = [models[i].weights if at is None else models[i].recorded[at] for i in some]
+            weights = {name: tensor.double() for name, tensor in stacked(kept).items()}
+            switches = Switches.of([models[i].run.architecture for i in some])
+            for ids, right in batches:
+                with torch.no_grad():
+                    logits = forward(shape, weights, switches, ids.expand(len(some), *ids.shape))
+                total[some] += losses(logits, right).sum(-1).numpy()
+                picks[some] += picked(logits, ids, right).sum(-1).numpy()
+    return np.expm1(total / test) / [model.run.architecture.outputs for model in models], picks / test
+
+
+def losses(logits: Float[Tensor, "model batch outputs"], answers: Tensor) -> Float[Tensor, "model batch"]:
+    """-log p of the answers, small ones with all their digits: log1p of the others' odds."""
+    index = answers.expand(len(logits), -1)[..., None]
+    odds = logits - logits.gather(-1, index)
+    largest = odds.amax(-1, keepdim=True)  # 0 where the answer leads
+    others = (odds - largest).exp().scatter(-1, index, 0.0).sum(-1)
+    largest = largest[..., 0]
+    return torch.where(largest > 0, largest + (others + (-largest).exp()).log(), torch.log1p(others))
+
+
+def picked(
+    logits: Float[Tensor, "model batch outputs"], inputs: Int[Tensor, "batch T"], answers: Int[Tensor, " batch"]
+) -> Bool[Tensor, "model batch"]:
+    """Whether no token of its sequence has a larger logit than the right one.
+
+    It tells order from vocabulary. A model that takes the right token for its neighbour on a circle still picks it from the
+    sequence. A reader blind to order, who knows the last token alone, picks one of the `T - 1` before it by chance.
+    """
+    of_sequence = logits.gather(-1, inputs.expand(len(logits), -1, -1)).amax(-1)
+    return logits.gather(-1, answers.expand(len(logits), -1)[..., None])[..., 0] >= of_sequence
+
+
+def spikes(curve: Float[np.ndarray, " step"], outputs: int) -> list[int]:
+    """Steps at which a loss spike begins.
+
+    The losses' mean over `SPIKE_SMOOTH` steps has a floor, the lowest value so far. Once the floor is below `FALLEN` of
+    log(outputs), a guesser's loss, a spike begins where the mean is above three floors, or `SPIKE_RISE` nats above the
+    floor, whichever is less, and ends where it is back within half that rise: a rise is one spike however ragged, and one
+    that stays is one.
+    """
+    if len(curve) < SPIKE_SMOOTH:
+        return []
+    sums = np.concatenate([[0.0], np.cumsum(curve, dtype=np.float64)])
+    means = (sums[SPIKE_SMOOTH:] - sums[:-SPIKE_SMOOTH]) / SPIKE_SMOOTH
+    floors = np.minimum.accumulate(means)
+    rises = np.minimum(2 * floors, SPIKE_RISE)
+    begun: list[int] = []
+    inside = False
+    for n in np.flatnonzero(floors < FALLEN * math.log(outputs)):
+        if not inside and means[n] > floors[n] + rises[n]:
+            begun.append(int(n) + SPIKE_SMOOTH - 1)
+            inside = True
+        elif inside and means[n] < floors[n] + rises[n] / 2:
+            inside = False
+    return begun
+
+
+def bag(vocabulary: int, n: int) -> float:
+    """`E log(n / count)`, nats: what is unknown of one of n uniform tokens to whom knows them all but not their order.
+
+    The token stands `count` times among them, `count - 1` being binomial (n - 1, 1 / vocabulary).
+    """
+    p = 1 / vocabulary
+    terms = (math.comb(n - 1, c) * p**c * (1 - p) ** (n - 1 - c) * math.log(n / (1 + c)) for c in range(n))
+    return math.fsum(terms)
