@@ -26,11 +26,11 @@ from .measures.consequences import consequences
 from .models.edited import Edited
 from .models.view import View
 from .options import Loading, Options, Prompts
-from .results.dataset import attributes, from_bytes, provenance, save, to_bytes
+from .results.dataset import attributes, kept, provenance, save
 from .run import processes
-from .run.files import file_name, together
+from .run.files import file_name, require_free, together
 from .run.progress import Advance, announce
-from .run.store import RESULT, Piece, Store, going_on, unfinished
+from .run.store import RESULT, Store, going_on, unfinished
 from .table import write_tables
 
 Results: TypeAlias = dict[str, xr.Dataset]
@@ -152,13 +152,12 @@ def _unit(
     taken = signature(measure.compute).parameters
     arguments = {name: value for name, value in more.items() if name in taken} | dict(unit.options)
 
-    def compute() -> Piece:
+    def compute() -> xr.Dataset:
         measured = model if unit.weights is None else unit.weights(model)
         prompted = (one.tokens,) if measure.prompted else ()
-        ds = measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
-        return {RESULT: np.frombuffer(to_bytes(ds), dtype=np.uint8)}
+        return measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
 
-    return from_bytes(store.once(compute)[RESULT].tobytes())
+    return kept(store, compute)
 
 
 def changed(ds: xr.Dataset, model: Edited, one: Subject, remark: Remark) -> xr.Dataset:
@@ -230,19 +229,6 @@ def result_files(measure: Measure, models: Collection[str], out: Path) -> list[P
 def written(measure: Measure, models: Collection[str], out: Path) -> list[Path]:
     """All that is written."""
     return [*result_files(measure, models, out), *(out / f"{measure.name}.{suffix}" for suffix in ("png", "svg", "md"))]
-
-
-def require_free(files: Sequence[Path]) -> None:
-    """Check before long work that no folder has the name of a file to be written.
-
-    Raises:
-        InputError: one has.
-    """
-    for file in files:
-        if file.is_dir():
-            raise InputError(
-                f"'{file}' is a folder, and a file is to be written there; move it, or give another folder"
-            )
 
 
 def write(measure: Measure, results: Results, out: Path) -> None:

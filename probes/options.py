@@ -51,6 +51,13 @@ def initialization() -> Any:
     return option(f"{text}{', '.join(PUBLISHED)}.", "config", metavar="RULE")
 
 
+def chat() -> Any:
+    """Conversations in place of a text."""
+    return option(
+        "Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
+    )
+
+
 def first() -> Any:
     """What stands at position 0."""
     return option("Position 0: auto (what the tokenizer puts first), bos, none, or a token id.", "auto")
@@ -100,9 +107,7 @@ class Prompts(Options):
     dataset: str | None = option("A dataset to stream: owner/name, owner/name:config, or a file.")
     split: str = option("Split of the dataset.", "train")
     column: str = option("Column of the dataset that holds the text.", "text")
-    chat: str | None = option(
-        "Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
-    )
+    chat: str | None = chat()
     first: str = first()
     seed: int = seed()
 

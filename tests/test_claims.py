@@ -22,10 +22,11 @@ from probes.claims.ledger import Source
 from probes.claims.rules import Told, sure
 from probes.claims.sources import STATED, claims
 from probes.cli.main import app
+from probes.measures.map import Place, atlas
+from probes.results.dataset import save
 from probes.results.folder import Collected, collect
 from probes.results.tables import write_report
 from probes.results.ushape import shape_of
-from probes.studies.map import Place, atlas
 
 NEVER_REFUTED = ("ruscio-sink-reading-heads", "ruscio-heads-react")  # thresholds of ours
 
@@ -227,7 +228,8 @@ def test_the_table_is_sorted_counted_and_escaped(tmp_path):
 def reported(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     """What a report leaves of a tiny model, and once more as if its prompts began with text; a map of two depths."""
     found, folder = collect(pages.shared(tmp_path_factory) / "report"), tmp_path_factory.mktemp("map")
-    atlas([Place("depth", 0.05, 64, blocks, 16) for blocks in (2, 4)], folder, seeds=1, products=16)
+    chosen = [Place("depth", 0.05, 64, blocks, 16) for blocks in (2, 4)]
+    save(atlas(chosen, seeds=1, products=16), folder / "map.nc")
     of_text = {"sinks": {}, "bos-swap": {}, "trajectory": {"first": ["text"]}}
     results = {kind: dict(found[kind]) for kind in pages.KINDS} | {"map": dict(collect(folder)["map"])}
     for kind, chosen in of_text.items():

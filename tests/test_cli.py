@@ -20,8 +20,8 @@ import probes
 from probes.cli import main as cli
 from probes.errors import InputError
 from probes.measure import measure, questions
+from probes.measures.map import Place
 from probes.results.dataset import load
-from probes.studies.map import Place
 from probes.studies.runner import Given
 from probes.studies.survey import PROBES, survey
 from toy.pretrain import Options, run
@@ -135,7 +135,7 @@ SMALL = "--prompts 2 --length 12 --products 8 --seeds 1 --device cpu"
 
 def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
     small = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
-    monkeypatch.setattr("probes.studies.map.places", lambda *, quick: small if quick else pytest.fail("not asked for"))
+    monkeypatch.setattr("probes.measures.map.places", lambda *, quick: small if quick else pytest.fail("not asked for"))
     assert call(monkeypatch, "map", "--quick", "--out", str(tmp_path), "--seeds", "1", "--products", "16") == 0
     shown = capfd.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["map.md", "map.nc", "map.png", "map.svg"]

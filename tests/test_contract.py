@@ -96,7 +96,6 @@ def test_no_option_of_a_group_is_lost(group):
         "Running": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
         "Sinks": {"keys"},
         "Matching": {"changed"},
-        "Inspection": {"out", "top"},
     }
     own = {field.name for field in fields(group)} - apart.get(group.__name__, set())
     renamed = {"prompts": "n"} if group is Prompts else {}

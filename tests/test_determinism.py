@@ -12,7 +12,7 @@ import xarray as xr
 
 import probes
 from probes.models.view import View
-from probes.studies.selftest import differences
+from probes.selftest import differences
 from probes.theory.kernel import second_moment
 
 pytestmark = pytest.mark.slow

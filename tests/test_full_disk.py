@@ -15,8 +15,8 @@ import pytest
 from commands import call, listing, no_file_larger_than
 
 from probes.cli import main as cli
+from probes.measures.map import Place
 from probes.results.dataset import dataset, made_with, save
-from probes.studies.map import Place
 from toy import match as matching
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of the map, and toys of a step."""
     few = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
-    monkeypatch.setattr("probes.studies.map.places", lambda *, quick: few)
+    monkeypatch.setattr("probes.measures.map.places", lambda *, quick: few)
     monkeypatch.setattr(matching, "QUICK", replace(matching.QUICK, steps=2, in_context_steps=2))
 
 

@@ -19,7 +19,6 @@ from probes.errors import InputError
 from probes.measures.inspect import BASELINES, WINDOWS, Readout, divided, readout
 from probes.measures.jacobian import jacobian
 from probes.measures.reading import parse_prompt
-from probes.report.inspection import inspection_page
 from probes.results.curves import rms_log_error
 from probes.results.ushape import parts_of
 from probes.theory.kernel import second_moment
@@ -191,32 +190,20 @@ def test_parts(profile: Sequence[float], recency: int):
     ("prompt", "given", "says"),
     [
         (None, {}, "no prompt is given"),
-        ("", {}, "the text is empty"),
         ("w3", {}, "the text gives 2 tokens, the first one included; between sink and recency it takes at least 8"),
-        ("   ", {}, "the text gives 1 token,"),
         ("w3 " * 200, {}, "the text gives 201 tokens, .* was made for 128; shorten it"),
         (WORDS + "\udcff", {}, "not valid Unicode"),
         (WORDS, {"of": "everything"}, "of 'everything' is unknown; give prediction, logits, top or a token id"),
-        (WORDS, {"of": 128}, "token id 128 is outside the vocabulary"),
         (WORDS, {"of": 5, "products": 9}, "products=9 has no use with of=5"),
-        (WORDS, {"method": "exact", "products": 9}, "products=9 goes with method 'sketch'"),
-        (WORDS, {"first": 200}, "first token id 200 is outside the vocabulary"),
         (WORDS, {"seeds": 0}, "seeds=0"),
-        (WORDS, {"seed": -1}, "seed=-1"),
-        (WORDS, {"baseline": "mean"}, "baseline 'mean' does not exist; use init, kernel, text, none"),
         (WORDS, {"method": "scalar"}, "method 'scalar' does not exist; use exact, sketch"),
-        ([], {}, "tokens have "),
-        ([5, 9], {}, "the prompt gives 2 tokens"),
         ([3.5] * 9, {}, "tokens have dtype float32"),
         (["w3"] * 9, {}, "the prompt is a list; give a text, or token ids in a list"),
-        ([5] * 8 + [128], {}, "token id 128 is outside the vocabulary"),
-        ([5] * 129, {}, "tokens have 129 positions, but in-memory llama was made for 128"),
         (torch.full((2, 9), 5), {}, "the ids of 2 prompts are given"),
         ([5] * 9, {"first": "bos"}, "first=bos has no use with token ids"),
         (None, {"chat": [[{"role": "user", "content": WORDS}]] * 2}, "chat from Python holds 2 conversations"),
         (WORDS, {"chat": "w3"}, "both prompt and chat are given; give one of them"),
         (None, {"chat": "w3", "first": "none"}, "first=none has no use with a chat"),
-        (None, {"chat": "w3"}, "the conversation gives 3 tokens, the first one included"),
     ],
 )
 def test_bad_input(prompt, given, says, unchecked):
@@ -240,14 +227,12 @@ def test_special_tokens_in_a_text_are_read_as_such_and_a_bos_is_not_doubled():
     assert (plain.attrs["first_policy"], bare.attrs["first_policy"]) == ("bos", "none")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("baseline", ["none", "text"])
-def test_ids_are_read_as_they_are(baseline):
+def test_ids_are_read_as_they_are():
     model = small()
     ids = probes.inspect(model, WORDS)["tokens"].values[0]
-    told, seen = (probes.inspect(model, one, of="top", baseline=baseline) for one in (WORDS, ids.tolist()))
+    told, seen = (probes.inspect(model, one, of="top", baseline="none") for one in (WORDS, ids.tolist()))
     for same in (ids, torch.from_numpy(ids), torch.from_numpy(ids)[None]):
-        xr.testing.assert_equal(probes.inspect(model, same, of="top", baseline=baseline), seen)
+        xr.testing.assert_equal(probes.inspect(model, same, of="top", baseline="none"), seen)
     np.testing.assert_array_equal(seen["sensitivity"], told["sensitivity"])
     np.testing.assert_array_equal(seen["tokens"], told["tokens"])
     assert json.loads(str(seen.attrs["text"])) == f"<s> {WORDS}"
@@ -261,7 +246,6 @@ def test_models_that_cannot_be_inspected_and_ids_that_need_no_tokenizer():
     ds = probes.inspect(bare, [0, 5, 9, 17, 9, 33, 60, 101], of="top", baseline="none")
     assert ds["token"].values.tolist() == ["0", "5", "9", "17", "9", "33", "60", "101"]
     assert ds["next_token"].values.tolist() == [str(i) for i in ds["next_id"].values]
-    assert inspection_page(ds)
     with pytest.raises(InputError, match="has no tokenizer"):
         probes.inspect(bare, WORDS)
     config = families.FAMILIES["llama"]()
@@ -301,13 +285,3 @@ def test_what_the_command_line_gives_to_read(tmp_path):
             parse_prompt(None, tmp_path / file, None, None)
     with pytest.raises(InputError, match="both --prompt and --ids are given; give one of"):
         parse_prompt("a", None, None, "1")
-
-
-def test_progress():
-    heard: list[tuple[float, float]] = []
-    probes.inspect(small(), WORDS, seeds=2, progress=lambda *step: heard.append(step))
-    done = [step[0] for step in heard]
-    assert done == sorted(done)
-    assert done[-1] == 1.0
-    assert len(set(done)) > 4
-    assert {step[1] for step in heard} == {1.0}

@@ -16,7 +16,7 @@ LAYERS = (
     ("probes.headlines",),
     ("probes.measures",),
     ("probes.table", "probes.compare"),
-    ("probes.loop",),
+    ("probes.loop", "probes.selftest"),
     ("probes.figures",),
     ("probes.studies", "probes.claims"),
     ("toy",),

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 import toy.experiments.experiment as experiment
 from probes import charts, figures
+from probes.measures.map import MAP
 from probes.results.dataset import load
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
@@ -60,7 +61,7 @@ def test_texts_at_other_names(figure, names):
 
 
 def test_texts_of_the_map():
-    assert faults(figures.map_figure(load(REPORTS / "theory" / "map.nc"))) == []
+    assert faults(MAP.chart({"map": load(REPORTS / "theory" / "map.nc")})) == []
 
 
 @pytest.mark.slow

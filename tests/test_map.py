@@ -1,6 +1,4 @@
-"""The map of fresh models: places, curves, interruption, table and figure."""
-
-from __future__ import annotations
+"""The map of fresh models: places, curves, interruption, table, answer and chart."""
 
 import math
 from dataclasses import replace
@@ -9,18 +7,14 @@ import kept
 import numpy as np
 import pytest
 import torch
-import xarray as xr
-from kept import Stop, listed
+from kept import Stop
 
 import probes
-from probes.errors import InputError
-from probes.figures import map_figure
 from probes.measures.jacobian import jacobian
+from probes.measures.map import COLUMNS, MAP, MODELS, STRENGTHS, Place, atlas, cells, places
 from probes.models.load import fresh
 from probes.results.curves import relative_error
-from probes.results.dataset import load as load_result
-from probes.results.theory_map import COLUMNS, CURVES, FACTOR, cells, rows
-from probes.studies.map import MODELS, STRENGTHS, Place, atlas, places
+from probes.results.theory_map import FACTOR, rows
 from probes.theory.kernel import second_moment
 
 SMALL = Place("depth", 0.05, 64, 2, 16)
@@ -34,26 +28,20 @@ CHOSEN = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> xr.Dataset:
-    out = tmp_path_factory.mktemp("map")
-    result = atlas(CHOSEN, out, seeds=2, products=16)
-    assert listed(out) == ["map.nc"]
-    xr.testing.assert_identical(load_result(out / "map.nc"), result)
-    assert result.sizes == {"place": len(CHOSEN), "position": 16}
-    assert (result.attrs["factor"], result.attrs["seeds"]) == (FACTOR, 2)
-    return result
+def measured():
+    return atlas(CHOSEN, products=16)
 
 
-def test_rows_hold_the_library_s_curves_and_make_the_table(made):
-    weak, strong, window, residual, bare = found = rows(made)
-    measured, predicted = [], []
+def test_rows_hold_the_library_s_curves_and_make_the_table(measured):
+    weak, strong, window, residual, bare = every = rows(measured)
+    profiles, predicted = [], []
     for seed in range(2):
         model = fresh(CHOSEN[3].configuration(), seed, residual_scale=0.5)
         tokens = torch.randint(2, 4096, (1, 16), generator=torch.Generator().manual_seed(seed))
-        measured.append(jacobian(model, tokens, method="sketch", products=16, seed=seed)["sensitivity"].values[0])
+        profiles.append(jacobian(model, tokens, method="sketch", products=16, seed=seed)["sensitivity"].values[0])
         kernel = second_moment(model, tokens, attention="measured", score_path=True)
         predicted.append(kernel["sensitivity"].values[0])
-    for name, values in (("measured", measured), ("score_path", predicted)):
+    for name, values in (("measured", profiles), ("score_path", predicted)):
         np.testing.assert_allclose(residual[name], np.sqrt(np.mean(np.square(values), 0)), rtol=1e-6)  # kept in float32
     assert residual.error("score_path") == pytest.approx(relative_error(residual["score_path"], residual["measured"]))
     assert np.all(np.isnan(residual["config"]))  # a configuration says nothing of a residual scale
@@ -62,73 +50,54 @@ def test_rows_hold_the_library_s_curves_and_make_the_table(made):
         assert np.all(window[name][beyond] == 0), name
         assert np.all(window[name][beyond.stop :] > 0), name
     # Rows are cut to their length and found by coordinate.
-    assert [row["measured"].tolist() for row in rows(made, group="no RoPE")] == [bare["measured"].tolist()]
+    assert [row["measured"].tolist() for row in rows(measured, group="no RoPE")] == [bare["measured"].tolist()]
     assert np.isfinite(bare["measured"]).tolist() == [True] * 12
     assert (bare["rope"], weak["rope"]) == (False, True)
-    assert set(CURVES) <= set(weak)
-    assert len(weak) == len(list(weak))
     # Stronger logits move weight from the value path.
     assert strong.value_share < 0.8 < 0.99 < weak.value_share
     assert math.isnan(window.value_share)
     assert strong.error("values") > 3 * strong.error("score_path")
 
-    table = [dict(zip(COLUMNS, cells(row), strict=True)) for row in found]
+    table = [dict(zip(COLUMNS, cells(row), strict=True)) for row in every]
     assert table[0]["primacy"] == f"{weak.shape.primacy:.3g}"
     assert (table[0]["U"] == "U") == (min(weak.shape.primacy, weak.shape.recency) >= FACTOR)
     assert table[3]["config"] == "-"
-    assert len({line[COLUMNS[0]] for line in table}) == len(CHOSEN)  # labels tell places apart
+    (shown,) = MAP.tables({"map": measured})
+    assert sorted(shown.rows) == sorted(map(cells, every))
+    weaker = [min(float(row[1]), float(row[2])) for row in shown.rows if row[1] != "no middle"]
+    assert weaker == sorted(weaker, reverse=True)
 
 
-def test_an_interrupted_map_goes_on_and_measures_nothing_twice(made, tmp_path):
-    chosen, given = CHOSEN[:3], {"seeds": 2, "products": 16}
-
+def test_an_interrupted_map_goes_on_and_measures_nothing_twice(measured, tmp_path):
     def stop(label: str, done: float, total: float) -> None:
         if done == 2:
             raise Stop
 
+    root = tmp_path / "unfinished" / "map"
     with pytest.raises(Stop):
-        atlas(chosen, tmp_path, **given, advance=stop)
+        atlas(CHOSEN[:3], root, products=16, advance=stop)
     before = kept.written(tmp_path)
     assert len(before) == 2
-    seen, told = [], []
-
-    def watch(label: str, done: float, total: float) -> None:
-        assert before.items() <= kept.written(tmp_path).items() or done == len(chosen)
-        seen.append((done, total))
-
-    again = atlas(chosen, tmp_path, **given, advance=watch, told=told.append)
-    labels = f"{chosen[0].label()}, {chosen[1].label()}"
-    assert told == [f"going on with '{tmp_path / 'unfinished' / 'map'}': 2 of 3 are done ({labels})"]
-    assert seen[-1] == (3, 3)
-    for name in (*CURVES, "stderr", "alpha"):
-        np.testing.assert_array_equal(again[name].values, made[name].values[:3])
-    assert listed(tmp_path) == ["map.nc"]
-
-
-def test_places_measured_otherwise_are_measured_again_and_nonsense_is_refused(tmp_path):
-    first = atlas([SMALL], tmp_path, seeds=1, products=16)
-    second = atlas([SMALL], tmp_path, seeds=1, products=64)
-    assert not np.array_equal(first["measured"].values, second["measured"].values)
-    assert np.all(second["stderr"].values == 0)  # 64 products are all there are
-    (tmp_path / "map.png").mkdir()
-    for chosen, seeds, says in (
-        ([], 1, "no places on the map"),
-        ([SMALL], 0, "seeds=0 leaves no fresh model"),
-        ([SMALL], 1, r"map\.png' is a folder"),
-    ):
-        with pytest.raises(InputError, match=says):
-            atlas(chosen, tmp_path, seeds=seeds)
-    assert listed(tmp_path) == ["map.nc", "map.png"]
+    seen, remarks = [], []
+    again = atlas(CHOSEN[:3], root, products=16, advance=lambda *call: seen.append(call), remark=remarks.append)
+    assert before.items() <= kept.written(tmp_path).items()
+    labels = f"{CHOSEN[0].label()}, {CHOSEN[1].label()}"
+    assert remarks == [f"going on with '{root}': 2 of 3 are done ({labels})"]
+    assert seen[-1] == ("map", 3, 3)
+    for name in ("measured", "stderr", "score_path", "value", "cesaro", "alpha"):
+        np.testing.assert_array_equal(again[name].values, measured[name].values[:3])
+    other = atlas([SMALL], root, products=64, remark=remarks.append)  # of other settings: nothing is taken over
+    assert not np.array_equal(other["measured"].values[0], again["measured"].values[0])
+    assert np.all(other["stderr"].values == 0)  # 64 products are all there are
 
 
 def test_the_whole_map_has_each_place_once_and_covers_the_ranges():
     chosen = places()
-    assert len({place.label() for place in chosen}) == len(chosen)
+    assert len({place.label() for place in chosen}) == len(chosen) == 57
     assert {place.blocks for place in chosen} >= {4, 8, 12, 16, 32}
-    assert min(STRENGTHS) <= 0.05
-    assert max(STRENGTHS) >= 2
     assert {place.length for place in chosen} >= {64, 256, 1024}
     assert {place.window for place in chosen} > {None}
+    assert (min(STRENGTHS), max(STRENGTHS)) == (0.05, 2)
     for place in (*chosen, *places(quick=True)):
         config = place.configuration()
         sigma, width = config.get("initializer_range", 0.02), config.get("hidden_size", config.get("n_embd"))
@@ -144,14 +113,15 @@ def test_the_whole_map_has_each_place_once_and_covers_the_ranges():
     assert specs["Llama-7B width"] == ("llama", 4096, 4, 32, 32, 11008)
 
 
-def test_the_figure_shows_the_map(made, tmp_path):
-    figure = map_figure(made, path=tmp_path / "map")
-    titles = [title for cell in figure.axes if (title := cell.get_title(loc="left"))]
-    assert [title[0] for title in titles] == list("abcdef")
-    primacies = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
-    shown = np.sort(np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in primacies]))
-    np.testing.assert_allclose(shown, np.sort([row.shape.primacy for row in rows(made, group="depth")]))
-    assert list(np.asarray(primacies[0].get_xdata())) == [row["strength"] for row in rows(made, group="depth")]
-    assert (tmp_path / "map.png").stat().st_size < 300_000
-    with pytest.raises(InputError, match="no map"):
-        map_figure(xr.Dataset({"sensitivity": (("position",), np.ones(8))}))
+def test_the_chart_and_the_answer_show_the_map(measured):
+    figure = MAP.chart({"map": measured})
+    _, primacy, errors, others = figure.axes
+    (marks,) = [line for line in primacy.lines if line.get_marker() == "o"]
+    expected = [(row["strength"], row.shape.primacy) for row in rows(measured, group="depth")]
+    np.testing.assert_allclose(np.transpose(marks.get_data()), expected)
+    for line, name in zip(errors.lines, ("score_path", "values", "uniform", "config"), strict=False):
+        np.testing.assert_allclose(line.get_ydata(), [row.error(name) for row in rows(measured, group="depth")])
+    names = [text.get_text() for text in others.get_yticklabels()]
+    assert names == ["nothing moved", "no RoPE", "branches times 0.5", "window 4"]
+    number = sum(min(row.shape.primacy, row.shape.recency) >= 2 for row in rows(measured))
+    assert MAP.answer({"map": measured})[0].startswith(f"map: {number} of 5 places have a U")

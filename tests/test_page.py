@@ -16,6 +16,7 @@ from legible import LONG, faults
 from markupsafe import escape
 
 from probes import report
+from probes.measures.map import MAP
 from probes.report import models, overview, sections
 from probes.report.answers import ANSWERS
 from probes.report.page import is_number
@@ -24,6 +25,7 @@ from probes.results.dataset import combine, load
 from probes.results.folder import Collected, collect
 from probes.results.profiles import profiles, shapes
 from probes.studies.reports import sinks_report
+from toy.match import MEASURE as MATCH
 
 LLM = Path(__file__).resolve().parent.parent / "reports" / "llm"
 VOID = {"meta", "link", "br", "img", "input"}
@@ -37,7 +39,13 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
 @pytest.fixture(scope="module")
 def page(collected: Collected, tmp_path_factory: pytest.TempPathFactory) -> report.Page:
     root = tmp_path_factory.mktemp("page")
-    return report.page_of(replace(collected, root=root), pages.claims(), command="headwater report", remarks=["A <b>."])
+    return report.page_of(
+        replace(collected, root=root),
+        pages.claims(),
+        command="headwater report",
+        remarks=["A <b>."],
+        others=(MATCH, MAP),
+    )
 
 
 @pytest.fixture(scope="module")

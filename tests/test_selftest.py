@@ -9,16 +9,16 @@ import xarray as xr
 from commands import call
 from sim import Simulated
 
+from probes import selftest
 from probes.models.load import load
-from probes.studies import selftest
-from probes.studies.selftest import MEASURES, MODELS, Row, differences
+from probes.selftest import MODELS, TRIALS, compared, differences
 
 ENTRIES = np.linspace(1.0, 2.0, 100)
 
 
 def verdict(variable: str, here: Any, there: Any) -> str:
     one, other = (xr.Dataset({variable: ("x", np.asarray(values))}) for values in (here, there))
-    return Row("", tuple(differences(one, other))).verdict
+    return compared("", (one, other), (1.0, 1.0)).verdict
 
 
 def changed(values: np.ndarray, count: int, by: float) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_words_small_numbers_and_what_is_missing():
     assert verdict("alpha", [np.nan, np.inf], [np.nan, np.inf]) == "ok"
     assert verdict("alpha", ENTRIES, ENTRIES[1:]) == "differs"
     (lost,) = differences(xr.Dataset({"alpha": 1.0}), xr.Dataset())
-    assert lost.excess == np.inf
+    assert lost.excess() == np.inf
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def few(monkeypatch):
     monkeypatch.setattr(selftest, "MODELS", {"tiny-llama": ("theory", "sinks")})
 
 
-@pytest.mark.parametrize(("block", "matrix"), [(0, "q"), (3, "v"), (5, "down")])
+@pytest.mark.parametrize(("block", "matrix"), [(0, "q"), (5, "down")])
 def test_a_matrix_that_is_1_percent_off_on_one_side_is_found(block, matrix, monkeypatch, capsys, few, tmp_path):
     sides = []
 
@@ -95,7 +95,7 @@ def test_an_error_on_the_device_is_a_row(monkeypatch, capsys, few):
         return xr.Dataset({"alpha": 1.0})
 
     calls: list[Any] = []
-    monkeypatch.setitem(MEASURES, "sinks", measured)
+    monkeypatch.setitem(TRIALS, "sinks", measured)
     assert call(monkeypatch, "selftest", "--device", "cpu") == 1
     *_, failed, itself, last = capsys.readouterr().out.splitlines()
     assert failed == "tiny-llama: sinks on cpu: NotImplementedError: no such kernel here"

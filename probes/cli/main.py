@@ -19,8 +19,9 @@ from ..errors import InputError
 from ..measure import questions
 from ..run import processes
 from .console import given, standing
+from .inspect import inspect
 from .measures import Commands
-from .measuring import bos_swap, inspect, leakage, sinks
+from .measuring import bos_swap, leakage, sinks
 from .pages import compare, export, families, report, selftest
 from .training import map_, pretrain, toy
 

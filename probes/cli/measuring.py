@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..options import MOST_PRODUCTS, MOST_SEEDS, Options, Target, argument, option
+from ..options import MOST_PRODUCTS, Options, Target, option
 from . import options as read
 from .command import command
 from .console import print_report, print_written, progress, remark
-from .options import Bands, Chat, First, Initialization, Running, Seed, Source
+from .options import Bands, Initialization, Running, Source
 
 
 @dataclass(frozen=True)
@@ -80,26 +80,6 @@ def sinks(
     """
     chosen = {"layers": read.numbers(layer, "layer"), "heads": read.numbers(head, "head")}
     _survey("sinks", target, source, running, heads.values(), top=top, **chosen)
-
-
-@command(out=Path("runs/trajectory"))
-def trajectory(
-    target: Target,
-    starts: int = option("Tokens whose paths from position 0 are compared.", 64),
-    *,
-    source: Source,
-    running: Running,
-) -> None:
-    """Follow position 0, which no later token can influence, through the blocks.
-
-    Writes trajectory.nc, trajectory.png, trajectory.svg, trajectory.md and prints, block by block, its norm against other
-    positions, its massive activations, and how alike different first tokens, drawn from the prompts, have become.
-
-    Examples:
-      headwater trajectory tiny-llama
-      headwater trajectory tiny-llama tiny-qwen2 --starts 128 --out runs/two
-    """
-    _survey("trajectory", target, source, running, {"starts": starts, "seed": source.seed})
 
 
 @dataclass(frozen=True)
@@ -173,76 +153,3 @@ def _survey(
         results = survey(target.sources, target.out, probe, options=options, **how)
     print_report(PROBES[probe].report(results, **reporting))
     print_written(written_files(results, target.out, probe, f"{probe}.md", *PROBES[probe].files))
-
-
-@dataclass(frozen=True)
-class Inspection(Options):
-    """What of a text's reading is measured, and against what."""
-
-    of: str = option(
-        "What depends on the tokens: prediction, logits, top (log p of the most probable), an id.", "prediction"
-    )
-    baseline: Literal["init", "kernel", "text", "none"] = option(
-        "What is divided out: the architecture's bias at initialization; the random-matrix baseline of the weights; "
-        "the model's mean profile over other texts; nothing.",
-        "init",
-    )
-    out: Path = option("Folder for the page and the result.", Path("runs/inspect"))
-    top: int = option("Tokens in the table.", 12, min=0)
-    method: Literal["exact", "sketch"] = option("All products, or few with an error bar.", "sketch")
-    products: int | None = option("Products of the sketch; 64 if not given.", max=MOST_PRODUCTS)
-    seeds: int = option("Fresh models of the baseline init.", 3, max=MOST_SEEDS)
-    initialization: Initialization = "config"
-    first: First = "auto"
-    seed: Seed = 0
-
-    def values(self) -> dict[str, Any]:
-        from ..data.prompts import parse_first
-        from ..measures.inspect import parse_of
-
-        found = vars(self) | {"of": parse_of(self.of), "first": parse_first(self.first)}
-        return {name: value for name, value in found.items() if name not in ("out", "top")}
-
-
-@command()
-def inspect(
-    model: str = argument("A bundled name, folder, GGUF file or hub id, with @REVISION if wanted.", "tiny-llama"),
-    prompt: str | None = option("What the model reads."),
-    text: Path | None = option("Instead: a file that holds it."),
-    chat: Chat = None,
-    ids: str | None = option("Instead: token ids, as in 1,2,3."),
-    *,
-    inspection: Inspection,
-    running: Running,
-) -> None:
-    """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
-
-    Writes inspect.html, inspect.nc and prints the text (numbers instead of colours in a pipe), the shares of sink, recency
-    and the rest, and the tokens that stand out most.
-
-    Examples:
-      headwater inspect tiny-llama --prompt "def area(width, height): return width *"
-      headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes
-      headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact
-    """
-    from ..measures.reading import parse_prompt
-    from ..report.inspection import print_inspection, write_page
-    from ..results.dataset import save
-    from ..run.files import require_writable
-    from ..studies.reading import read as study
-    from ..studies.runner import Loading, require_free
-
-    read_as, chat = parse_prompt(prompt, text, chat, ids)
-    out, files = inspection.out, [inspection.out / "inspect.html", inspection.out / "inspect.nc"]
-    require_writable(out)
-    require_free(files)
-    view = Loading(**running.values()).load(model)
-
-    def write(result: Any) -> None:
-        write_page(result, files[0], top=inspection.top)
-        save(result, files[1])
-
-    with progress() as advance:
-        result = study(view, read_as, out, write, advance=advance, chat=chat, **inspection.values())
-    print_inspection(result, top=inspection.top)
-    print_written(files)

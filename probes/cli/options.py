@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InputError
 from ..models.initialization import PUBLISHED
-from ..options import LARGEST_SEED, MOST_RESAMPLES, Loading, Options, Prompts, option
+from ..options import MOST_RESAMPLES, Loading, Options, Prompts, option
 
 Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
 Initialization = Annotated[
@@ -24,16 +24,6 @@ Initialization = Annotated[
         help="What fresh weights are drawn from: config, one deviation for all matrices (0.02, 1/24), or a published rule: "
         f"{', '.join(PUBLISHED)}.",
     ),
-]
-Chat = Annotated[
-    str | None,
-    typer.Option(
-        help="Instead of a text: a question, or a JSON file of conversations, formatted with the model's chat template."
-    ),
-]
-First = Annotated[str, typer.Option(help="Position 0: auto (what the tokenizer puts first), bos, none, or a token id.")]
-Seed = Annotated[
-    int, typer.Option(max=LARGEST_SEED, help="Seed of the windows' places and of everything else that is drawn.")
 ]
 Bootstrap = Annotated[
     int, typer.Option(max=MOST_RESAMPLES, help="Resamples of the prompts for the intervals; 0 for none.")

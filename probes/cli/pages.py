@@ -70,10 +70,12 @@ def report(
 def _page(out: Path, names: Sequence[str], refused: Sequence[str], known: Mapping[Path, Any]) -> list[str]:
     """Write the page of all results under a folder, those of the models named first; what to print of it."""
     from toy.experiments.experiment import EXPERIMENTS, claims_of, experiment, report_of
+    from toy.match import MEASURE as MATCH
 
     from ..charts import svg
     from ..claims.claim import beside, claims_table, counted, merged
     from ..claims.sources import claims
+    from ..measures.map import MAP
     from ..report import Section, page_of, write
     from ..report.models import quick_remarks
     from ..results.folder import collect
@@ -102,7 +104,8 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str], known: Mappin
             drawn, place = "".join(map(svg, charts(ds).values())), f"{file.parent.name}-{name}".replace("toy-", "")
             title = f"Toys: {place.replace('-', ' ')}"
             more.append(Section(f"toy-{place}", title, TOYS, (), drawn, tables=report.tables, notes=[report.described]))
-        page = page_of(collected, found, first=names, command=given(), remarks=refused, files=bool(names), more=more)
+        how: Any = {"first": names, "remarks": refused, "files": bool(names), "more": more, "others": (MATCH, MAP)}
+        page = page_of(collected, found, command=given(), **how)
         written = write(page, out)
     written = [written, out / "claims.md", *([out / "overview.png", out / "overview.svg"] if page.picture else [])]
     kinds = [kind for kind in collected if "/" not in kind and page.model in collected[kind]]
@@ -133,8 +136,8 @@ def compare(
       headwater compare prose/leakage.nc code/leakage.nc --out prose-and-code.md
     """
     from ..results.tables import write_report
+    from ..run.files import require_free
     from ..studies.compare import compare_results, comparison_report
-    from ..studies.runner import require_free
 
     if out is not None:
         if out.suffix != ".md":
@@ -218,18 +221,18 @@ def selftest(
     """
     from toy.selftest import training
 
+    from .. import selftest as probes_selftest
     from ..results.tables import write_report
-    from ..run.files import require_writable
-    from ..studies import selftest as study
-    from ..studies.runner import require_free
+    from ..run.files import require_free, require_writable
+    from ..run.hardware import devices, named
 
-    place = study.chosen(device)
+    place = named(devices()[0] if device == "auto" else device)
     if out is not None:
         require_writable(out)
         require_free([out / "selftest.md"])
     with progress() as advance:
-        rows = study.selftest(place, {"toy: training": training}, advance)
-    shown = study.selftest_report(rows, place)
+        rows = probes_selftest.selftest(place, {"toy: training": training}, advance)
+    shown = probes_selftest.report(rows, place)
     if out is not None:
         write_report(shown, out / "selftest.md")
         print_written([out / "selftest.md"])

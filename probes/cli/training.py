@@ -17,35 +17,37 @@ from .options import OneDevice, Out
 def map_(
     out: Out = Path("runs/map"),
     quick: bool = flag("--quick", "A few small places within a minute; all of them take over an hour."),
-    seeds: int = option("Fresh models per place, each with its own prompt.", 2, max=MOST_SEEDS),
+    seeds: int = option("Fresh models per place, each with its own prompt.", 2, min=1, max=MOST_SEEDS),
     products: int = option("Products of the sketch, per prompt.", 64, max=MOST_PRODUCTS),
 ) -> None:
     """Map where the U-shape at initialization holds: d sigma^2, depth, length, width, residual scale, RoPE, windows, models.
 
-    Writes map.nc, map.png, map.svg, map.md and prints, for every place, how far the ends stand above the middle and how
-    far each theory is off.
+    Writes map.nc, map.png, map.svg and map.md, the table of all places: how far the ends stand above the middle and how far
+    each theory is off.
 
     Examples:
       headwater map --quick
       headwater map --out reports/theory
     """
-    from ..figures import map_figure
-    from ..results.theory_map import COLUMNS, cells, described, rows
-    from ..run.files import write_table
-    from ..studies.map import atlas, places
+    from ..charts import save as save_chart
+    from ..measures.map import MAP, atlas, places
+    from ..results.dataset import save
+    from ..run.files import require_free, together
+    from ..run.store import unfinished
+    from ..table import SHOWN, headlines, write_tables
 
-    shown: list[list[str]] = []
-
-    def finish(result: Any) -> None:
-        map_figure(result, path=out / "map.png")
-        shown.extend(list(cells(row)) for row in rows(result))
-        lines = [f"`{given()}`", described(result)]
-        write_table(out / "map.md", "Where the U-shape at initialization holds", lines, COLUMNS, shown)
-
-    with progress() as advance:
-        atlas(places(quick=quick), out, seeds=seeds, products=products, advance=advance, told=remark, finish=finish)
-    print_table(COLUMNS, shown)
-    print_written([out / f"map.{end}" for end in ("nc", "png", "svg", "md")])
+    nc, *_ = files = [out / f"map.{end}" for end in ("nc", "png", "svg", "md")]
+    with progress() as advance, unfinished(out, "map") as root:
+        require_free(files)
+        ds = atlas(places(quick=quick), root, seeds=seeds, products=products, advance=advance, remark=remark)
+        with together():
+            save(ds, nc)
+            save_chart(MAP.chart({"map": ds}), out / "map")
+            write_tables(MAP, {"map": ds}, out / "map.md")
+    shown = headlines(MAP, {"map": ds}, SHOWN)
+    print_table(shown.columns, shown.rows)
+    print_written(files)
+    print_lines(MAP.answer({"map": ds}))
 
 
 @command()

@@ -16,16 +16,12 @@ from ..measures.retrieval import mechanism_numbers
 from ..results.curves import Profile, band
 from ..results.profiles import profiles
 from ..results.statistics import couples, jackknife
-from ..results.theory_map import Row, rows
 from .palette import (
     BEFORE,
     DECODED,
-    DEPTH_COLORS,
     MECHANISM,
     MODEL,
-    NAMED_COLOR,
     NULLS,
-    OTHERS_COLOR,
     PARTS,
     PURPLE,
     RECALL,
@@ -114,33 +110,6 @@ def profiles_with(ds: xr.Dataset, theories: Iterable[str] = (), by: Profiles = p
                 y = band([run.mean for run in told[theory][condition]]).centre
             of = {"condition": condition, "curve": theory}
             found.append(Curve(np.arange(len(y), dtype=float), y, theory_style(theory, condition), of=of))
-    return found
-
-
-# ----------------------------------------------------------------------------------------------------------------- map
-
-
-def places(
-    chosen: Sequence[Row], end: str, style: Style, *, by: str = "strength", shape: str = "shape", **look: Any
-) -> Curve:
-    """One end, "primacy" or "recency", of several places of a map against `by`, measured or `shape="predicted"`."""
-    x = np.array([row[by] for row in chosen], dtype=float)
-    y = np.array([getattr(getattr(row, shape), end) for row in chosen], dtype=float)
-    return Curve(x, y, style, texts=[row.label for row in chosen], **look)
-
-
-def map_ends(ds: xr.Dataset, end: str) -> list[Curve]:
-    """One end over d sigma^2: a curve per depth with its prediction; other places; usual models."""
-    every, found = rows(ds), []
-    deep = sorted((row for row in every if row["group"] == "depth"), key=lambda row: (row["blocks"], row["strength"]))
-    for blocks in dict.fromkeys(int(row["blocks"]) for row in deep):
-        chosen = [row for row in deep if row["blocks"] == blocks]
-        style = Style(f"{blocks} blocks", DEPTH_COLORS.get(blocks, PURPLE), "")
-        for shape, told in (("shape", False), ("predicted", True)):
-            found.append(places(chosen, end, style, shape=shape, of={"places": style.label, "told": told}))
-    for label, color, named in (("other changes", OTHERS_COLOR, False), ("usual models", NAMED_COLOR, True)):
-        if chosen := [row for row in every if row["group"] != "depth" and bool(row["name"]) is named]:
-            found.append(places(chosen, end, Style(label, color, ""), of={"places": label, "told": False}))
     return found
 
 

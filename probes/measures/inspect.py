@@ -144,8 +144,6 @@ def inspect(
     check_choice("method", method, ("exact", "sketch"))
     if seeds < 1:
         raise InputError(f"seeds={seeds} fresh models are too few; give at least 1")
-    if seed < 0:
-        raise InputError(f"seed={seed} is negative; give 0 or more")
     check_rule(initialization)
     if initialization != CONFIG and baseline != "init":
         raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")

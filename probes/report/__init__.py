@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ..charts import inline, save
 from ..claims.claim import Claim
+from ..measure import Measure
 from ..results.folder import Collected
 from ..run.files import waiting
 from . import models, overview
@@ -32,6 +33,7 @@ def page_of(
     remarks: Sequence[str] = (),
     files: bool = False,
     more: Sequence[Section] = (),
+    others: Sequence[Measure] = (),
 ) -> Page:
     """The page of all results; its picture is written beside it as overview.png and .svg.
 
@@ -43,8 +45,9 @@ def page_of(
         remarks: what a reader has to know of this report as a whole, a model that a measure refused above all.
         files: figures and tables of the models that stand first are written beside their results, too.
         more: sections behind those of the measures.
+        others: measures that the registry does not know.
     """
-    parts = [*sections_of(collected, first, files=files), *more]
+    parts = [*sections_of(collected, first, files=files, more=others), *more]
     picture = overview.chart(*(leading(collected[kind], first) for kind in ("jacobian", "leakage", "bos-swap")))
     drawn = ""
     if picture is not None:

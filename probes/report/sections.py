@@ -13,13 +13,11 @@ from matplotlib.figure import Figure
 from .. import figures
 from ..charts import inline, save, svg
 from ..claims.evidence import is_real
-from ..measure import measure, questions
-from ..results import theory_map
+from ..measure import Measure, measure, questions
 from ..results.folder import Collected
-from ..results.tables import Report, Table, write_report
+from ..results.tables import Report, write_report
 from ..run.files import waiting
 from ..studies.bos_report import bos_report
-from ..studies.match_report import match_report
 from ..studies.reports import leakage_report, sinks_report
 from ..table import tables
 from .answers import ANSWERS
@@ -53,12 +51,6 @@ class Shown(NamedTuple):
     report: Callable[[Results], Report]
 
 
-def _map_report(results: Results) -> Report:
-    (ds,) = list(results.values())[:1]
-    places = [list(theory_map.cells(row)) for row in theory_map.rows(ds)]
-    return Report("Map", theory_map.described(ds), [Table("Every place of the map", theory_map.COLUMNS, places)], [])
-
-
 # Measures that are not in the registry yet, by the folder of their results.
 OTHERS = {
     "leakage": Shown(
@@ -77,16 +69,6 @@ OTHERS = {
         figures.bos_figure,
         bos_report,
     ),
-    "map": Shown(
-        "Where does the U-shape of fresh models hold?",
-        lambda results: figures.map_figure(next(iter(results.values()))),
-        _map_report,
-    ),
-    "match": Shown(
-        "Does a small transformer of the same architecture, trained on a toy task, do the same with position?",
-        figures.match_figure,
-        match_report,
-    ),
 }
 
 
@@ -96,17 +78,21 @@ def leading(results: Results, first: Sequence[str] = ()) -> Results:
     return named or {name: ds for name, ds in results.items() if is_real(ds)} or results
 
 
-def sections_of(collected: Collected, first: Sequence[str] = (), *, files: bool = False) -> list[Section]:
+def sections_of(
+    collected: Collected, first: Sequence[str] = (), *, files: bool = False, more: Sequence[Measure] = ()
+) -> list[Section]:
     """A section of each kind of results: the figure of the leading models (`leading`), tables with those in front.
 
-    `files`: figures and tables are written beside the results, too, of all that the models named have.
+    `files`: figures and tables are written beside the results, too, of all that the models named have. `more`: measures that
+    the registry does not know.
     """
-    kinds = [kind for kind in ORDER if collected[kind]]
+    known = {one.name: one for one in more}
+    kinds = [kind for kind in ORDER if collected[kind] and Path(kind).name in {*questions(), *OTHERS, *known}]
     kinds += [kind for kind in collected if kind in questions() and kind not in ORDER]
     parts = []
     for kind in kinds:
         ahead = leading(collected[kind], first)
-        section, figure, report = _shown(kind, ahead, {**ahead, **collected[kind]})
+        section, figure, report = _shown(kind, ahead, {**ahead, **collected[kind]}, known)
         if files and not set(ahead).isdisjoint(first):
             drawn = inline(waiting(_write(collected, kind, figure, report)).read_text(encoding="utf-8"))
         else:
@@ -115,11 +101,11 @@ def sections_of(collected: Collected, first: Sequence[str] = (), *, files: bool 
     return parts
 
 
-def _shown(kind: str, ahead: Results, results: Results) -> tuple[Section, Figure, Report]:
+def _shown(kind: str, ahead: Results, results: Results, known: Mapping[str, Measure]) -> tuple[Section, Figure, Report]:
     """A kind's section but for its figure, that figure, and what is written into its table's file."""
     name, title = kind.replace("/", "-"), TITLES.get(kind, kind.replace("-", " ").capitalize())
-    if (command := Path(kind).name) in questions():
-        one = measure(command)
+    if (command := Path(kind).name) in questions() or command in known:
+        one = known.get(command) or measure(command)
         report = tables(one, results)
         section = Section(
             name, title, one.question, one.answer(ahead), "", one.caption, report.tables, [report.described]

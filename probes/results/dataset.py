@@ -18,7 +18,7 @@ import platform
 import re
 import shlex
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import atomic, what_is
+from ..run.store import RESULT, Store
 
 CONDITIONS = ("pretrained", "init", "init-nope")  # the order in combined results and on figures
 QUICK = "quick"  # the attribute of results that `headwater report --quick` made
@@ -170,6 +171,12 @@ def from_bytes(content: bytes) -> xr.Dataset:
     ds = xr.load_dataset(io.BytesIO(content), engine="h5netcdf" if content.startswith(SIGNATURE) else "scipy")
     ds.attrs = {name: value.item() if isinstance(value, np.generic) else value for name, value in ds.attrs.items()}
     return ds
+
+
+def kept(pieces: Store, measure: Callable[[], xr.Dataset]) -> xr.Dataset:
+    """A unit's result as it was measured and kept before, or as it is measured and kept now."""
+    content = pieces.once(lambda: {RESULT: np.frombuffer(to_bytes(measure()), dtype=np.uint8)})
+    return from_bytes(content[RESULT].tobytes())
 
 
 def opened(result: Result) -> xr.Dataset:

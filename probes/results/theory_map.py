@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ..errors import InputError
 from .curves import relative_error, rms_log_error
-from .tables import number
 from .ushape import Shape, shape_of
 
 BLOCKS = 12  # of places where depth is not what is moved
@@ -70,47 +67,5 @@ class Row(Mapping[str, Any]):
 
 def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
     """The places of a map with the given coordinates, as in `rows(ds, group="depth", blocks=12)`."""
-    found = [ds.isel(place=i) for i in range(ds.sizes["place"])]
-    return [Row(one) for one in found if all(one[name].item() == value for name, value in where.items())]
-
-
-COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
-
-
-def described(ds: xr.Dataset) -> str:
-    """What the rows of a map's table are."""
-    usual = usual_places(ds)[0]
-    return (
-        f"{ds.attrs['seeds']} fresh models per place, sketch of {ds.attrs['products']} products, float32, random tokens; "
-        f"width {usual['width']}, {usual['blocks']} blocks and T = {usual['length']} unless the place says otherwise. "
-        "Primacy and recency: the ends against the middle of root mean squares over models, which kernels predict; U: both "
-        f"at least {ds.attrs['factor']:g}. Kernels: mean over positions of |predicted / measured - 1|; N^L: RMS log error "
-        "with its best alpha and a free scale."
-    )
-
-
-def usual_places(ds: xr.Dataset) -> list[Row]:
-    """The places where only d sigma^2 is moved, in its order: those of the deepest column of at most 12 blocks.
-
-    Raises:
-        InputError: there are none.
-    """
-    depths = [row for row in rows(ds, group="depth") if row["blocks"] <= BLOCKS]
-    if not depths:
-        raise InputError(
-            "the map has no places of group 'depth' with 12 blocks or fewer; there is no curve to start from"
-        )
-    base = max(row["blocks"] for row in depths)
-    return sorted((row for row in depths if row["blocks"] == base), key=lambda row: row["strength"])
-
-
-def cells(row: Row) -> Iterator[str]:
-    """A place as text, in the order of `COLUMNS`; "U" where both ends stand `FACTOR` times above the middle."""
-    shape = row.shape
-    yield row.label
-    for value in (shape.primacy, shape.recency):
-        yield "no middle" if not math.isfinite(value) else f"{value:.3g}"
-    yield "U" if min(shape.primacy, shape.recency) >= FACTOR else "-"
-    yield from (number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config"))
-    yield f"{row.cesaro_error:.1%}"
-    yield number(row.value_share, ".3f")
+    places = [ds.isel(place=i) for i in range(ds.sizes["place"])]
+    return [Row(place) for place in places if all(place[name].item() == value for name, value in where.items())]

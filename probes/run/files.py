@@ -116,6 +116,19 @@ def remove_empty(folders: Sequence[Path]) -> None:
             folder.rmdir()
 
 
+def require_free(files: Sequence[Path]) -> None:
+    """Check before long work that no folder has the name of a file to be written.
+
+    Raises:
+        InputError: one has.
+    """
+    for file in files:
+        if file.is_dir():
+            raise InputError(
+                f"'{file}' is a folder, and a file is to be written there; move it, or give another folder"
+            )
+
+
 def require_writable(folder: str | Path) -> None:
     """Check before long work that `folder` can be made and written to, by making it and a file in it; both go again.
 

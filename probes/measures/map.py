@@ -1,0 +1,448 @@
+"""Where the U-shape at initialization holds: profiles of fresh models over a map of configurations, beside theory.
+
+What decides is d sigma^2, width times the square of the initializer range: about the standard deviation of the attention
+logits of a fresh model, and with it how far patterns are from uniform and how much flows through queries and keys instead
+of values (`probes.theory.kernel`). The map moves it from 0.05 to 2 and, one at a time, everything else: depth, prompt
+length, width at equal d sigma^2, residual scale, rotation, sliding windows; and it holds the usual models' own
+configurations. It measures no model that is named, so that its command is its own (`probes.cli.training`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from ..charts import (
+    BLUE,
+    CYCLE,
+    DOTTED,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Series,
+    depth_color,
+    dots,
+    position_axis,
+    sheet,
+)
+from ..charts import curves as draw
+from ..measure import Headline, Measure
+from ..models.load import fresh
+from ..options import Options
+from ..results.curves import rms_profile, smooth
+from ..results.dataset import dataset, kept, made_with
+from ..results.tables import Table, number
+from ..results.theory_map import BLOCKS, CURVES, FACTOR, Row, rows
+from ..run.progress import Advance
+from ..run.store import Store, going_on
+from ..theory.cesaro import fit_alpha
+from ..theory.kernel import second_moment, second_moment_from_config
+from .agreement import fractions
+from .jacobian import jacobian
+
+Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
+
+PRODUCTS = 64  # of the sketch; its error is then about 1 %
+STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
+SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
+WIDTH, LENGTH = 256, 256  # of places where they are not what is moved
+
+
+# -------------------------------------------------------------------------------------------------------------- places
+
+
+@dataclass(frozen=True)
+class Place:
+    """One configuration of the map, a Qwen2 (with a window a Mistral) unless `config` says otherwise."""
+
+    group: Group
+    strength: float  # d sigma^2
+    width: int = WIDTH
+    blocks: int = BLOCKS
+    length: int = LENGTH
+    residual_scale: float = 1.0
+    rope: bool = True
+    window: int | None = None
+    name: str = ""
+    config: str = ""  # JSON; empty: as the other fields say
+
+    def configuration(self) -> dict[str, Any]:
+        """As transformers takes it."""
+        if self.config:
+            return json.loads(self.config)
+        config = {
+            "vocab_size": 4096,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.blocks,
+            "num_attention_heads": self.width // 64,
+            "num_key_value_heads": max(1, self.width // 128),
+            "intermediate_size": 3 * self.width,
+            "initializer_range": math.sqrt(self.strength / self.width),
+            "max_position_embeddings": 2048,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        }
+        if self.window is None:
+            return {"model_type": "qwen2"} | config
+        return {"model_type": "mistral", "sliding_window": self.window} | config
+
+    def moved(self) -> str:
+        """What is moved here beside d sigma^2."""
+        return (
+            self.name
+            or {
+                "depth": f"{self.blocks} blocks",
+                "length": f"T = {self.length}",
+                "width": f"width {self.width}",
+                "residual": f"branches times {self.residual_scale:g}",
+                "no RoPE": "no RoPE",
+                "window": f"window {self.window}",
+            }[self.group]
+        )
+
+    def label(self) -> str:
+        """As progress, files and tables say it."""
+        return self.name or f"{self.moved()}, d sigma^2 {self.strength:g}"
+
+
+# Configurations as published; the 7B one with fewer blocks than its 32, which would not fit.
+_GPT2 = {"model_type": "gpt2", "n_head": 12, "n_embd": 768, "n_layer": 12}
+_QWEN = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+}
+MODELS = tuple(
+    Place("model", width * 0.02**2, width, blocks, length, name=name, config=json.dumps(config))
+    for name, width, blocks, length, config in (
+        ("GPT-2", 768, 12, 256, _GPT2),
+        ("Qwen2.5-0.5B", 896, 24, 256, _QWEN),
+        ("Llama-7B width", 4096, 4, 128, _LLAMA),
+    )
+)
+
+
+def places(*, quick: bool = False) -> list[Place]:
+    """The map's places in the order they are measured; `quick` is a few small ones that show the same within a minute."""
+    if quick:
+        small = [Place("depth", s, 128, 4, 64) for s in SOME]
+        return [*small, Place("length", 0.05, 128, 4, 128), Place("window", 0.05, 128, 4, 64, window=16)]
+    return [
+        *(Place("depth", s) for s in STRENGTHS),
+        *MODELS,
+        *(Place("length", s, length=length) for length in (64, 512, 1024) for s in SOME),
+        *(Place("window", s, window=window) for window in (32, 128) for s in SOME),
+        *(Place("residual", s, residual_scale=scale) for scale in (0.2, 2.0) for s in SOME),
+        *(Place("no RoPE", s, rope=False) for s in SOME),
+        *(Place("width", s, width=width) for width in (128, 512) for s in SOME),
+        *(Place("depth", s, blocks=blocks) for blocks in (4, 8, 16, 32) for s in (0.05, 0.36, 1.0, 2.0)),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------- measurement
+
+
+def atlas(
+    chosen: Sequence[Place],
+    root: Path | None = None,
+    *,
+    seeds: int = 2,
+    products: int = PRODUCTS,
+    advance: Advance = lambda label, done, total: None,
+    remark: Callable[[str], object] = lambda line: None,
+) -> xr.Dataset:
+    """Measure every place and its theories.
+
+    Args:
+        chosen: as `places` gives them.
+        root: folder in which places that are done are kept for an interrupted call.
+        seeds: fresh models per place, each with its own prompt of random tokens.
+        products: of the sketch, per prompt.
+        advance: called before every place, with ("map", places done, places in all).
+        remark: called with one line where places of an interrupted map are there.
+
+    Returns:
+        Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured` and its
+        `stderr`, the second-moment kernel with `uniform` patterns, with measured ones (`values`), with the `score_path`,
+        from the `config` alone, with the same coefficients `amplitudes` added up instead, and the best-fitting `cesaro` row
+        with its `alpha`; where depth is moved up to 12 blocks and for the usual models also `value`, the measured Jacobian
+        with constant patterns. All are root mean squares over seeds. The fields of `Place` are coordinates.
+    """
+    key = {"seeds": seeds, "products": products, "headwater": made_with()["headwater"]}
+    stores = {place.label(): Store(root, place.label(), asdict(place) | key) for place in chosen}
+    if line := going_on(stores):
+        remark(line)
+    results = []
+    for place in chosen:
+        advance("map", float(len(results)), float(len(chosen)))
+        pieces = stores[place.label()]
+        results.append(kept(pieces, lambda at=place, pieces=pieces: _measure(at, seeds, products, pieces)))
+    advance("map", float(len(chosen)), float(len(chosen)))
+    return _joined(chosen, results, seeds, products)
+
+
+def _measure(place: Place, seeds: int, products: int, pieces: Store) -> xr.Dataset:
+    config = place.configuration()
+    profiles: dict[str, list[np.ndarray]] = {}
+    errors = []
+    for seed in range(seeds):
+        store = pieces.within(str(seed))
+        model = fresh(config, seed, residual_scale=place.residual_scale, positional=place.rope)
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(2, model.spec.vocabulary, (1, place.length), generator=generator)
+        sketch: Any = {"method": "sketch", "products": products, "seed": seed}
+        measured = jacobian(model, tokens, pieces=store, **sketch)
+        results = {
+            "measured": measured,
+            "uniform": second_moment(model, tokens),
+            "values": second_moment(model, tokens, attention="measured"),
+            "score_path": second_moment(model, tokens, attention="measured", score_path=True),
+        }
+        if place.name or (place.group == "depth" and place.blocks <= BLOCKS):  # elsewhere d sigma^2 says it
+            results["value"] = jacobian(model, tokens, pathway="value", pieces=store.within("value"), **sketch)
+        if place.residual_scale == 1:  # a configuration has no such number
+            results["config"] = second_moment_from_config(config, tokens=tokens)
+            results["amplitudes"] = second_moment_from_config(config, tokens=tokens, adding="amplitudes")
+        for name, ds in results.items():
+            profiles.setdefault(name, []).append(ds["sensitivity"].values[0])
+        errors.append(measured["stderr"].values[0])
+    curves = {name: rms_profile(np.stack(values)).mean for name, values in profiles.items()}
+    fit = fit_alpha(curves["measured"], place.blocks, window=place.window)
+    curves["cesaro"] = fit.curve
+    curves["stderr"] = rms_profile(np.stack(profiles["measured"]), np.stack(errors)).stderr
+    variables: dict[str, tuple[Any, ...]] = {name: (("position",), curve) for name, curve in curves.items()}
+    return dataset(variables | {"alpha": ((), np.array(fit.alpha))}, attrs=made_with())
+
+
+def _joined(chosen: Sequence[Place], results: Sequence[xr.Dataset], seeds: int, products: int) -> xr.Dataset:
+    variables: dict[str, tuple[Any, ...]] = {}
+    for name in (*CURVES, "stderr"):
+        values = np.full((len(chosen), max(place.length for place in chosen)), np.nan, dtype=np.float32)
+        for row, ds in zip(values, results, strict=True):
+            if name in ds:
+                row[: ds.sizes["position"]] = ds[name].values
+        variables[name] = (("place", "position"), values, {"long_name": name, "units": "1"})
+    variables["alpha"] = (("place",), np.array([float(ds["alpha"]) for ds in results]), {"units": "1"})
+    fields = ("group", "strength", "width", "blocks", "length", "residual_scale", "rope", "name")
+    coords: dict[str, Any] = {field: (("place",), [getattr(place, field) for place in chosen]) for field in fields}
+    coords["window"] = (("place",), [place.window or 0 for place in chosen], {"comment": "0: none"})
+    coords["label"] = (("place",), [place.label() for place in chosen])
+    coords["place"] = list(range(len(chosen)))
+    attrs = made_with() | {"measurement": "map", "seeds": seeds, "products": products, "factor": FACTOR}
+    return dataset(variables, coords=coords, attrs=attrs)
+
+
+# ---------------------------------------------------------------------------------------------------- what a map shows
+
+
+def of_places(value: Callable[[Row], float]) -> Callable[[xr.Dataset], xr.DataArray]:
+    """Of a map, a number of each place [place]."""
+
+    def of(ds: xr.Dataset) -> xr.DataArray:
+        values = [value(row) for row in rows(ds)]
+        return xr.DataArray(values, {"place": ds["label"].values}, ("place",))
+
+    return of
+
+
+def has_u(row: Row) -> bool:
+    """Whether both ends stand `FACTOR` times above the middle."""
+    return min(row.shape.primacy, row.shape.recency) >= FACTOR
+
+
+COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
+
+
+def cells(row: Row) -> list[str]:
+    """A place as text, in the order of `COLUMNS`."""
+    ends = (row.shape.primacy, row.shape.recency)
+    return [
+        row.label,
+        *(f"{end:.3g}" if math.isfinite(end) else "no middle" for end in ends),
+        "U" if has_u(row) else "-",
+        *(number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config")),
+        f"{row.cesaro_error:.1%}",
+        number(row.value_share, ".3f"),
+    ]
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """Every place of each map, where the U stands out most first."""
+    title = (
+        "Every place of the map. Primacy and recency: the ends against the middle of root mean squares over models; U: both "
+        f"at least {FACTOR:g}. Kernels: mean over positions of |predicted / measured - 1|; N^L: RMS log error with its best "
+        "alpha and a free scale. Value share: the value path's norm against the whole"
+    )
+    return [Table(title, COLUMNS, list(map(cells, sorted(rows(ds), key=_ends)))) for ds in results.values()]
+
+
+def _ends(row: Row) -> float:
+    weaker = min(row.shape.primacy, row.shape.recency)
+    return -weaker if math.isfinite(weaker) else math.inf
+
+
+def usual_places(ds: xr.Dataset) -> list[Row]:
+    """Where only d sigma^2 is moved, in its order: the places of the deepest column of at most 12 blocks."""
+    depths = [row for row in rows(ds, group="depth") if row["blocks"] <= BLOCKS]
+    base = max(row["blocks"] for row in depths)
+    return sorted((row for row in depths if row["blocks"] == base), key=lambda row: row["strength"])
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """How many places have a U, and where along d sigma^2 it is lost first."""
+    lines = []
+    for name, ds in results.items():
+        every, usual = rows(ds), usual_places(ds)
+        count = (
+            f"{sum(map(has_u, every))} of {len(every)} places have a U, both ends at least {FACTOR:g} times the middle"
+        )
+        lost = next((f"lost at d sigma^2 = {row['strength']:g}" for row in usual if not has_u(row)), "never lost")
+        lines.append(f"{name}: {count}; with {usual[0]['blocks']} blocks it is {lost}.")
+    return lines
+
+
+# --------------------------------------------------------------------------------------------------------------- chart
+
+CAPTION = (
+    "Fresh models, random tokens. Profiles over their middle, smoothed; lines and marks: measured, dotted: second-moment "
+    f"kernel with score path, nothing fitted. Primacy, recency: ends over the middle; grey: {FACTOR:g}."
+)
+STRENGTH = "$d\\,\\sigma^2$"
+SHOWN = {
+    0.05: BLUE,
+    0.36: GREEN,
+    1.0: ORANGE,
+    1.64: VERMILLION,
+    2.0: PURPLE,
+}  # strengths that are drawn, and their colours
+PROFILES = (0.05, 0.36, 1.0, 2.0)  # of them, those whose profiles are
+THEORIES = {
+    "score_path": ("kernel, with score path", INK),
+    "values": ("kernel, values only", GREEN),
+    "uniform": ("kernel, even attention", ORANGE),
+    "config": ("kernel, configuration alone", SKY),
+    "cesaro": ("$N^L$, fitted scale", PURPLE),
+}
+FAINTEST = 0.02  # a window's primacy; what is less is an arrowhead
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """Profiles, primacy by depth, errors of theories, and what else is moved, of one map."""
+    ds = next(iter(results.values()))
+    usual = usual_places(ds)
+    figure, grid = sheet(2, 2, height=2.9, caption=CAPTION)
+    (profiles, primacy), (errors, others) = grid
+    _profiles(profiles, usual)
+    _primacy(primacy, ds)
+    lines = []
+    for name, (label, color) in THEORIES.items():
+        values = [row.cesaro_error if name == "cesaro" else row.error(name) for row in usual]
+        lines.append(Series(label, values, color, x=[row["strength"] for row in usual], marker="o", width=1.2))
+    draw(errors, lines, log=True)
+    errors.set_ylabel("relative error ($N^L$: of logarithms)")
+    for cell in (primacy, errors):
+        cell.set_xscale("log")
+        cell.set_xticks([0.05, 0.2, 0.5, 2], ["0.05", "0.2", "0.5", "2"])
+        cell.set_xticks([], minor=True)
+        cell.set_xlabel(f"{STRENGTH}, about the deviation of the logits")
+    _others(others, ds, usual)
+    return figure
+
+
+def _profiles(cell: Any, usual: Sequence[Row]) -> None:
+    lines = []
+    for row in [row for row in usual if row["strength"] in PROFILES] or usual:
+        measured, predicted = (smooth(row[name]) / row.shape.middle for name in ("measured", "score_path"))
+        x = fractions(len(measured))
+        lines.append(Series(f"{STRENGTH} = {row['strength']:g}", measured, SHOWN.get(row["strength"], GREY), x=x))
+        lines.append(Series("", predicted, INK, x=x, line=DOTTED, width=1.2))
+    draw(cell, lines, log=True)
+    position_axis(cell)
+    cell.set_ylabel("sensitivity / middle")
+
+
+def _primacy(cell: Any, ds: xr.Dataset) -> None:
+    """By d sigma^2, a column of places for each depth; the usual models beside them."""
+    depths = sorted({row["blocks"] for row in rows(ds, group="depth")})
+    lines = []
+    for n, depth in enumerate(depths):
+        column = sorted(rows(ds, group="depth", blocks=depth), key=lambda row: row["strength"])
+        x, color = [row["strength"] for row in column], to_hex(depth_color(n, len(depths)))
+        lines.append(Series("", [row.predicted.primacy for row in column], color, x=x, line=DOTTED, width=1.2))
+        lines.append(Series(f"{depth} blocks", [row.shape.primacy for row in column], color, x=x, line=""))
+    draw(cell, lines, log=True)
+    for row, color in zip(rows(ds, group="model"), CYCLE[1:], strict=False):
+        at = (row["strength"], row.shape.primacy)
+        cell.plot(*at, "D", color=color, markersize=4)
+        cell.annotate(row["name"], at, xytext=(-5, -3), textcoords="offset points", ha="right", fontsize=7, color=color)
+    cell.axhline(FACTOR, color=GREY, linewidth=0.8)
+    cell.set_ylabel("primacy")
+
+
+def _others(cell: Any, ds: xr.Dataset, usual: Sequence[Row]) -> None:
+    """Primacy (filled) and recency where one other thing is moved, at the strengths at which it is."""
+    moved = [row for group in ("length", "no RoPE", "width", "residual", "window") for row in rows(ds, group=group)]
+    strengths = sorted({row["strength"] for row in moved})
+    by_name: dict[str, dict[float, Row]] = {"nothing moved": {row["strength"]: row for row in usual}}
+    for row in moved:
+        by_name.setdefault(row.label.rpartition(", d sigma")[0], {})[row["strength"]] = row
+    for end in ("recency", "primacy"):
+        series = []
+        for strength in strengths:
+            shapes = [found[strength].shape if strength in found else None for found in by_name.values()]
+            values = [np.nan if shape is None else getattr(shape, end) for shape in shapes]
+            label = f"{STRENGTH} = {strength:g}" if end == "primacy" else ""
+            series.append(Series(label, values, SHOWN.get(strength, GREY), filled=end == "primacy"))
+        dots(cell, list(by_name), series, zero=False, limits=(FAINTEST, 600.0))
+    cell.set_xscale("log")
+    cell.xaxis.set_major_formatter("{x:g}")
+    cell.axvline(FACTOR, color=GREY, linewidth=0.8)
+    cell.set_xlabel("primacy (filled), recency (hollow)")
+
+
+MAP = Measure(
+    name="map",
+    question="Where does the U-shape of fresh models hold?",
+    compute=atlas,
+    options=Options,
+    headlines=(
+        Headline("primacy", of_places(lambda row: row.shape.primacy), ratio=True),
+        Headline("recency", of_places(lambda row: row.shape.recency), ratio=True),
+    ),
+    answer=answer,
+    chart=chart,
+    caption=CAPTION,
+    tables=tables,
+)
