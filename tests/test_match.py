@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +130,14 @@ def test_model_is_measured_as_by_the_probes(ape, done):
 
 def test_toys_are_measured_as_by_the_probes(ape, tmp_path, done):
     (model, tokens), maker = ape, Matching(SETTINGS, "cpu")
-    groups = maker.toys(layout.planned(model, tokens, maker), tmp_path)
-    by_kind = {(group.variant, group.training): group.members for group in groups}
-    members = by_kind[MATCHED, "retrieval"]
+    toys = maker.toys(layout.planned(model, tokens, maker), tmp_path)
+    members = toys[MATCHED, "retrieval"]
     each = [
         jacobian(one.view, one.prompts(PROMPTS)).elasticity.values for one in members if one.prompts and one.seed == 1
     ]
     found = done[1]["ape"].toy_elasticity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1)[:, :9]
     np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / len(each)), rtol=1e-4)
-    fresh = by_kind["no positions", "init"][0]
+    fresh = toys["no positions", "init"][0]
     found = done[1]["ape"].toy_elasticity.sel(variant="no positions", training="init").isel(toy_seed=0)
     np.testing.assert_allclose(found, jacobian(fresh.view, tokens).elasticity, rtol=1e-4)  # on the model's prompts
 
@@ -323,7 +322,7 @@ def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, ca
     assert call(monkeypatch, *given.split(), *["--seeds", "1", "--bootstrap", "10", "--device", "cpu"]) == 0
     made, ds = capsys.readouterr().out, load_result(tmp_path / "match.nc")
     assert ds.attrs["quick"] == 1
-    assert json.loads(ds.attrs["toys"]) == setting.described()
+    assert json.loads(ds.attrs["toys"]) == asdict(setting)
     assert ds.attrs["command"].startswith("headwater match")
     assert list(ds.variant.values) == ["matched"]
     assert "match.md" in made

@@ -13,8 +13,8 @@ Curves are kept sample by sample, `model_...` [state, seed, prompt, position] an
 toy_prompt, point] (over the positions asked for the geometric mean); with something else at position 0 as geometric means
 over prompts, `..._swapped`. Numbers of leakage and of the swap have `_low` and `_high`, for the model over documents (of
 `reacts` none), for toys over runs, which are seeds. `theory_kernel` is the second-moment kernel with measured patterns and
-score path, `theory_cesaro` N^L with its fitted `theory_alpha`. `match_result.judged` adds agreements and shapes. NaN is
-where there is nothing.
+score path, `theory_cesaro` N^L with its fitted `theory_alpha`. `judged` adds agreements and shapes. NaN is where there is
+nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,13 +36,13 @@ from probes.figures.match import CAPTION, match_figure
 from probes.measure import Headline, Measure, Unit
 from probes.measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
 from probes.measures.bos_swap import removed
-from probes.measures.leakage import LEAST_PROMPTS, SOURCES
+from probes.measures.leakage import LEAST_PROMPTS
 from probes.measures.match_result import CURVES, ENDS, STATES, TRAININGS, judged
 from probes.models.initialization import CONFIG, Rule
 from probes.models.strength import frequencies, strength
 from probes.models.view import View
 from probes.results.curves import ESTIMATE, rms_profile
-from probes.results.dataset import dataset, provenance
+from probes.results.dataset import attributes, provenance
 from probes.results.profiles import typical
 from probes.results.statistics import jackknife
 from probes.results.ushape import SHORTEST
@@ -53,34 +53,21 @@ from probes.studies.match_report import sentences, tables
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment
 
-from .matching import QUICK, Matching, Member, Plan, Settings
+from .matching import MATCHED, QUICK, Matching, Member, Plan, Settings, Training
 
 PRODUCTS = 16  # of a sketch, per prompt: over 8 prompts within 2 %
 TOY_PROMPTS = 64  # of leakage in toys; of theirs, like the model's, `agreement.PROMPTS` for everything else
-MEASURED = ("elasticity", "alpha", "sink_rate")  # curves of the model and of toys
-SCALARS = ("leakage_total", "removed", "reacts", "leakage_share")
-TOYS = "toys"  # folder of unfinished training
-Row: TypeAlias = Mapping[str, Any]  # what is known of one model, or of the toys of a variant and training
-Variables: TypeAlias = dict[str, tuple[Any, ...]]
-
-SAID = {
-    "sensitivity": "||J_j||_F / sqrt(d)",
-    "elasticity": "||J_j||_F / sqrt(d) * rms(x) / rms(h)",
-    "swapped": "||J_j||_F / sqrt(d) * rms(x) / rms(h), position 0 swapped, geometric mean over prompts",
-    "alpha": "mean weight on the position over the queries from it on [Gu], mean over blocks and heads",
-    "sink_rate": "share of heads with alpha > 0.3",
-    "uniform": "alpha of uniform attention under the mask",
-    "leakage_total": "leakage of the early band, log form, mean over blocks and heads",
-    "leakage_share": "share of each source in it",
-    "removed": "fraction of its residual component that the swap at position 0 removes",
-    "reacts": "attention to keys >= 1 changed by the swap at position 0, total variation, mean over blocks and heads",
-    "loss": "loss at the end of training",
-    "accuracy": "accuracy on unseen sequences",
-    "log_p": "log p of the right answer on unseen sequences, mean",
-    "target": "position asked for",
-    "growth": "rms of the last stream over that of the first, fresh weights",
+SHARED = ("elasticity", "alpha", "sink_rate")  # curves of the model and of toys
+SCALARS = tuple(f"{name}{end}" for name in ("leakage_total", "removed", "reacts", "leakage_share") for end in ENDS)
+LEARNT = {
+    "loss": ("loss at the end of training", "nat"),
+    "accuracy": ("accuracy on unseen sequences", "1"),
+    "log_p": ("log p of the right answer on unseen sequences, mean", "nat"),
+    "target": ("position asked for", "1"),
 }
-UNITS = {"leakage_total": "nat^2", "loss": "nat", "log_p": "nat"}
+SWAPPED = "||J_j||_F / sqrt(d) * rms(x) / rms(h), position 0 swapped, geometric mean over prompts"
+TOYS = "toys"  # folder of unfinished training
+Toys: TypeAlias = Mapping[tuple[str, Training], Sequence[Member]]
 
 
 @dataclass(frozen=True)
@@ -161,44 +148,37 @@ def match(
     plan = planned(model, tokens, maker, seed=seed, initialization=initialization)
     folder = None if pieces is None or pieces.folder is None else pieces.folder.parent / TOYS
     half = part(progress, 0.0, 0.5)
-    groups = maker.toys(plan, folder, None if half is None else lambda label, done, total: half(done, total))
+    toys = maker.toys(plan, folder, None if half is None else lambda label, done, total: half(done, total))
     fresh = [model.reinitialized(n, initialization=initialization) for n in range(seeds)]
-    views = {("init", n): view for n, view in enumerate(fresh)} | {("pretrained", 0): model}
-    members = {(group.variant, group.training): group.members for group in groups}
-    steps = Tally(part(progress, 0.5, 1.0), len(views) + sum(map(len, members.values())) / 10)
-    more = {"bootstrap": bootstrap, "seed": seed, "documents": documents}
-    found, attrs = of_model(model, tokens, views, steps, **more)
-    of_toys = {of: [_portrait(one, of[1], tokens, seed, steps) for one in toys] for of, toys in members.items()}
-    variants = list(dict.fromkeys(variant for variant, _ in members))
-    found |= of_variants(variants, members, of_toys)
-    first, born = of_toys[variants[0], "retrieval"][0], members[variants[0], "init"]
-    few = tokens[:PROMPTS]
-    for whose, newborn in (("model", fresh), ("toy", [one.view for one in born])):
-        grown = [math.log(growth(view, few[:, : view.spec.max_length])) for view in newborn]
-        found[f"{whose}_growth"] = ((), np.exp(np.mean(grown)), _described("growth", whose))
-    coords: dict[str, Any] = {
-        "state": list(STATES),
-        "seed": range(seeds),
-        "variant": variants,
-        "training": list(TRAININGS),
-        "source": list(SOURCES),
-        "position": range(tokens.shape[1]),
-        "fraction": (("position",), fractions(tokens.shape[1])),
-        "point": range(found["toy_uniform"][1].shape[-1]),
-    }
-    coords |= {} if documents is None else {"document": (("prompt",), list(documents[:PROMPTS]))}
+    steps = Tally(part(progress, 0.5, 1.0), seeds + 1 + sum(map(len, toys.values())) / 10)
+    ds = of_model(model, tokens, fresh, steps, bootstrap=bootstrap, seed=seed, documents=documents)
+    portraits = {of: [_portrait(one, of[1], tokens, seed, steps) for one in members] for of, members in toys.items()}
+    found = ds.merge(of_toys(toys, portraits))
+    for whose, newborn in (("model", fresh), ("toy", [one.view for one in toys[MATCHED, "init"]])):
+        grown = [math.log(growth(view, tokens[:PROMPTS, : view.spec.max_length])) for view in newborn]
+        said = f"rms of the last stream over that of the first, fresh weights, {whose}"
+        found[f"{whose}_growth"] = (), np.exp(np.mean(grown)), {"long_name": said, "units": "1"}
+    if documents is not None:
+        found = found.assign_coords(document=("prompt", list(documents[:PROMPTS])))
     given = {"prompts": len(tokens), "length": tokens.shape[1], "seeds": seeds, "bootstrap": bootstrap, "seed": seed}
-    refused = {f"{v}, {t}": json.loads(str(many[0].attrs["refused"])) for (v, t), many in of_toys.items()}
-    attrs |= {
-        "initialization": fresh[0].identity.initialization or "",
-        "toys": json.dumps(maker.settings.described()),
-        "notes": json.dumps(list(plan.notes)),
-        **{f"toy_{name}": first.attrs[name] for name in ("band", "lags")},
-        "toy_refused": json.dumps(refused),
-        "toy_blocks": json.dumps({training: toys[0].view.spec.blocks for (_, training), toys in members.items()}),
+    refused = {
+        f"{variant}, {training}": json.loads(some[0].attrs["refused"])
+        for (variant, training), some in portraits.items()
     }
-    ds = dataset(found, coords=coords, attrs=provenance(model, tokens, **given) | attrs)
-    return judged(ds, bootstrap=bootstrap)
+    attrs = {
+        "measurement": "match",
+        "few_prompts": len(tokens[:PROMPTS]),
+        "blocks": model.spec.blocks,
+        **{name: ds.attrs[name] for name in ("band", "lags", "refused")},
+        "initialization": fresh[0].identity.initialization or "",
+        "toys": asdict(maker.settings),
+        "notes": list(plan.notes),
+        **{f"toy_{name}": portraits[MATCHED, "retrieval"][0].attrs[name] for name in ("band", "lags")},
+        "toy_refused": refused,
+        "toy_blocks": {training: members[0].view.spec.blocks for (_, training), members in toys.items()},
+    }
+    found.attrs = provenance(model, tokens, **given) | attributes(attrs)
+    return judged(found, bootstrap=bootstrap)
 
 
 def planned(model: View, tokens: Tensor, maker: Matching, *, seed: int = 0, initialization: Rule = CONFIG) -> Plan:
@@ -219,115 +199,92 @@ def _portrait(member: Member, training: str, tokens: Tensor, seed: int, steps: T
     return found
 
 
-# -- how it is laid out: samples by their place
+# -- the model's variables, and the toys'
 
 
-def _described(name: str, of: str) -> dict[str, str]:
-    bare, end = next((name.removesuffix(end), end) for end in reversed(ENDS) if name.endswith(end))
-    more = f", {end[1:]} end of the 95 % interval" if end else ""
-    return {"long_name": f"{SAID[bare]}, {of}{more}", "units": UNITS.get(bare, "1")}
-
-
-def _laid_out(
-    rows: Mapping[tuple[int, ...], Row], sizes: Sequence[int], dims: Mapping[str, tuple[str, ...]], of: str
-) -> Variables:
-    """The variables of rows by their place, in the order of `dims`; NaN where there is none, and behind shorter ones."""
-    found: Variables = {}
-    for name, own in dims.items():
-        values = {place: np.asarray(row[name]) for place, row in rows.items() if name in row}
-        longest = np.max([value.shape for value in values.values()], axis=0).astype(int)
-        exact = of == "toys" and name not in (*MEASURED, "swapped")
-        array = np.full((*sizes, *longest), np.nan, np.float64 if exact else np.float32)
-        for place, value in values.items():
-            array[(*place, *map(slice, value.shape))] = value
-        found[name] = own, array, _described(name, of)
-    return found
-
-
-def of_model(
-    model: View, tokens: Tensor, views: Mapping[tuple[str, int], View], steps: Tally, **more: Any
-) -> tuple[Variables, dict[str, Any]]:
-    """(variables, attributes) of a model in its states, and of theory."""
-    rows: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
-    squares: dict[str, list[np.ndarray]] = {state: [] for state in STATES}
+def of_model(model: View, tokens: Tensor, fresh: Sequence[View], steps: Tally, **options: Any) -> xr.Dataset:
+    """Variables of a model in its states, and of theory; attributes of the last portrait."""
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
-    ds = xr.Dataset()
-    for (state, n), view in views.items():
-        ds = portrait(view, tokens, products=PRODUCTS, **more)
-        row = {str(name): ds[name].values for name in ds} | {"swapped": typical(ds["elasticity_swapped"].values)}
-        squares[state].append(rms_profile(ds["sensitivity"].values).mean ** 2)
+
+    def measured(view: View) -> xr.Dataset:
+        ds = portrait(view, tokens, products=PRODUCTS, **options)
+        ds["swapped"] = ("position",), typical(ds["elasticity_swapped"].values), {"long_name": SWAPPED, "units": "1"}
         if apart:
             kernel = second_moment(view, tokens[:PROMPTS], attention="measured", score_path=True)
-            row["kernel"] = kernel["sensitivity"].values
-        rows[STATES.index(state), n] = row
+            ds["kernel"] = ("prompt", "position"), kernel["sensitivity"].values
         steps(1.0)
-    at, sizes = ("state", "seed"), (len(STATES), 1 + max(n for _, n in views))
-    numbers = [f"{name}{end}" for name in SCALARS for end in ENDS if f"{name}{end}" in ds]
-    dims = {name: (*at, "prompt", "position") for name in ("sensitivity", *MEASURED)} | {"swapped": (*at, "position")}
-    dims |= {name: (*at, "source") if "share" in name else at for name in numbers}
-    found = {f"model_{name}": variable for name, variable in _laid_out(rows, sizes, dims, "the model").items()}
-    found["model_uniform"] = (("position",), ds["uniform"].values, _described("alpha", "uniform attention"))
+        return ds
+
+    views = dict(zip(STATES, (fresh, [model]), strict=True))
+    states = {state: [measured(view) for view in some] for state, some in views.items()}
+    seeds = [xr.concat(some, xr.IndexVariable("seed", range(len(some)))) for some in states.values()]
+    every = xr.concat(seeds, xr.IndexVariable("state", list(STATES)), join="outer")
+    names = [name for name in ("sensitivity", *SHARED, "swapped", *SCALARS) if name in every]
+    ds = _named(every[names].astype(np.float32), "model").assign_coords(
+        fraction=("position", fractions(tokens.shape[1]))
+    )
+    ds["model_uniform"] = every["uniform"].isel(state=0, seed=0, drop=True)
     if apart:
-        kernels = {place: {"sensitivity": row["kernel"]} for place, row in rows.items()}
-        (_, array, _), *_ = _laid_out(kernels, sizes, {"sensitivity": ()}, "the model").values()
-        said = {"long_name": "second-moment kernel, measured patterns, score path", "units": "1"}
-        found["theory_kernel"] = ((*at, "prompt", "position"), array, said)
+        said = "second-moment kernel, measured patterns, score path"
+        ds["theory_kernel"] = every["kernel"].astype(np.float32).assign_attrs(long_name=said, units="1")
     curves, alphas = np.full((len(STATES), tokens.shape[1]), np.nan, np.float32), np.full(len(STATES), np.nan)
-    for n, state in enumerate(STATES):
-        mean = np.sqrt(np.mean(squares[state], 0))
+    for n, some in enumerate(states.values()):
+        mean = np.sqrt(np.mean([rms_profile(one["sensitivity"].values).mean ** 2 for one in some], 0))
         if np.count_nonzero(mean) >= SHORTEST:
             fit = fit_alpha(mean, model.spec.blocks, window=model.spec.windows)
             curves[n], alphas[n] = fit.curve, fit.alpha
-    found["theory_cesaro"] = (("state", "position"), curves, {"long_name": "N^L, fitted", "units": "1"})
-    found["theory_alpha"] = (("state",), alphas, {"long_name": "alpha of N^L", "units": "1"})
-    attrs = {name: ds.attrs[name] for name in ("band", "lags", "refused")}
-    return found, attrs | {"measurement": "match", "few_prompts": len(tokens[:PROMPTS]), "blocks": model.spec.blocks}
+    ds["theory_cesaro"] = ("state", "position"), curves, {"long_name": "N^L, fitted", "units": "1"}
+    ds["theory_alpha"] = ("state",), alphas, {"long_name": "alpha of N^L", "units": "1"}
+    return ds.assign_attrs(states["pretrained"][0].attrs)
 
 
-def of_variants(
-    variants: Sequence[str],
-    members: Mapping[tuple[str, str], Sequence[Member]],
-    portraits: Mapping[tuple[str, str], Sequence[xr.Dataset]],
-) -> Variables:
-    """Variables of toys by variant and training."""
-    at, sizes = ("variant", "training"), (len(variants), len(TRAININGS))
-    dims = {name: (*at, "toy_seed", "toy_prompt", "point") for name in MEASURED} | {
-        "swapped": (*at, "toy_seed", "point")
-    }
-    dims |= {"uniform": (*at, "point")}
-    dims |= {f"{name}{end}": (*at, "source") if "share" in name else at for name in SCALARS for end in ENDS}
-    dims |= {name: (*at, "member") for name in ("loss", "accuracy", "log_p", "target")}
-    rows = {}
-    for (variant, training), toys in members.items():
-        row = of_runs([one.seed for one in toys], portraits[variant, training])
-        if training != "init":
-            for name in ("loss", "accuracy", "log_p", "target"):
-                values = [getattr(one, name) for one in toys]
-                row[name] = np.array([np.nan if value is None else value for value in values])
-        rows[variants.index(variant), TRAININGS.index(training)] = row
-    return {f"toy_{name}": variable for name, variable in _laid_out(rows, sizes, dims, "toys").items()}
+def _named(ds: xr.Dataset, whose: str) -> xr.Dataset:
+    """The variables named by whose they are."""
+    said = {name: f"{values.attrs['long_name']}, {whose}" for name, values in ds.data_vars.items()}
+    named = {f"{whose}_{name}": ds[name].assign_attrs(long_name=text) for name, text in said.items()}
+    return ds.drop_vars(list(said)).assign(named)
 
 
-def of_runs(seeds: Sequence[int], found: Sequence[xr.Dataset]) -> dict[str, np.ndarray]:
+def of_toys(toys: Toys, portraits: Mapping[tuple[str, Training], Sequence[xr.Dataset]]) -> xr.Dataset:
+    """Variables of toys by variant and training; NaN where there are none, and behind shorter ones."""
+    rows = [of_runs(members, portraits[of]) for of, members in toys.items()]
+    rows = [row.assign_coords({dim: range(size) for dim, size in row.sizes.items() if dim != "source"}) for row in rows]
+    ds, variants, trainings = xr.concat(rows, "row", join="outer"), [of[0] for of in toys], [of[1] for of in toys]
+    ds = ds.assign_coords(variant=("row", variants), training=("row", trainings))
+    ds = ds.set_index(row=["variant", "training"]).unstack("row")
+    ds = ds.reindex(variant=list(dict.fromkeys(variants)), training=list(TRAININGS))
+    return _named(ds.drop_vars(["toy_seed", "toy_prompt", "member"]).transpose("variant", "training", ...), "toy")
+
+
+def of_runs(members: Sequence[Member], portraits: Sequence[xr.Dataset]) -> xr.Dataset:
     """What portraits of toys say together: curves of every seed, numbers with their intervals over seeds."""
+    seeds, first = [one.seed for one in members], portraits[0]
+    runs = [np.flatnonzero(np.array(seeds) == n) for n in sorted(set(seeds))]
 
-    def stack(name: str, number: int) -> np.ndarray:
-        return np.stack([ds[name].values for n, ds in zip(seeds, found, strict=True) if n == number])
+    def every(name: str) -> np.ndarray:
+        return np.stack([ds[name].values for ds in portraits])
 
-    numbers = sorted(set(seeds))
-    row = {name: np.stack([stack(name, number).mean(0) for number in numbers]) for name in ("alpha", "sink_rate")}
-    each = [stack("elasticity", number).swapaxes(0, 1) for number in numbers]  # prompt, run, point
-    row["uniform"] = found[0]["uniform"].values
-    row["elasticity"] = np.stack([np.stack([typical(prompt) for prompt in one]) for one in each])
-    row["swapped"] = np.stack([typical(stack("elasticity_swapped", number)) for number in numbers])
-    streams = np.array([[float(ds[name]) for name in ("residual", "residual_swapped")] for ds in found])
+    each = every("elasticity").swapaxes(0, 1)  # prompt, member, point
+    curves = {name: [every(name)[run].mean(0) for run in runs] for name in ("alpha", "sink_rate")}
+    curves["elasticity"] = [np.stack([typical(prompt) for prompt in each[:, run]]) for run in runs]
+    swapped = [typical(every("elasticity_swapped")[run]) for run in runs]
+    dims = ("toy_seed", "toy_prompt", "point")
+    ds = xr.Dataset(
+        {name: (dims, np.stack(values).astype(np.float32), first[name].attrs) for name, values in curves.items()}
+    )
+    ds["swapped"] = ("toy_seed", "point"), np.stack(swapped).astype(np.float32), {"long_name": SWAPPED, "units": "1"}
+    ds["uniform"] = ("point",), first["uniform"].values, first["uniform"].attrs
     for name, estimate, values in (
-        *((name, _mean, np.array([ds[name].values for ds in found])) for name in ("leakage_total", "reacts")),
-        ("removed", _removed, streams),
-        ("leakage_share", _shares, np.array([ds["leakage_source"].values for ds in found])),
+        *((name, _mean, every(name)) for name in ("leakage_total", "reacts")),
+        ("removed", _removed, np.stack([every("residual"), every("residual_swapped")], -1)),
+        ("leakage_share", _shares, every("leakage_source")),
     ):
-        row |= dict(zip((f"{name}{end}" for end in ENDS), over_seeds(estimate, values, seeds), strict=True))
-    return row
+        for end, value in zip(ENDS, over_seeds(estimate, values, seeds), strict=True):
+            ds[f"{name}{end}"] = first[name].dims, value, first.get(f"{name}{end}", first[name]).attrs
+    for name, (said, units) in LEARNT.items():
+        values = [getattr(one, name) for one in members]
+        ds[name] = ("member",), np.array(values, dtype=np.float64), {"long_name": said, "units": units}
+    return ds.assign_coords(source=first["source"])
 
 
 def over_seeds(

@@ -19,7 +19,7 @@ length as the model's does of the length that the model is measured at.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from probes.run.progress import Advance
 
 from .checks import at_least, usable_device
 from .model import Architecture, initial
-from .tasks import Copying, InContext
+from .tasks import Copying, InContext, Task
 from .train import Run, Trained, logits, train
 from .view import Toy
 
@@ -83,13 +83,10 @@ class Settings:
     sequences: int = 1000  # of a test of accuracy
 
     def __post_init__(self) -> None:
+        least = {"items": 4, "positions": 8, "longest": 8, "targets": 0}
         counts = ("fresh_seeds", "seeds", "ablation_seeds", "deepest", "width", "steps", "in_context_steps", "batch")
-        for name in (*counts, "sequences"):
-            at_least(name, getattr(self, name), 1)
-        at_least("items", self.items, 4)
-        at_least("positions", self.positions, 8)
-        at_least("longest", self.longest, 8)
-        at_least("targets", self.targets, 0)
+        for name, value in (dict.fromkeys((*counts, "sequences"), 1) | least).items():
+            at_least(name, getattr(self, name), value)
         self.in_context(self.width)  # raises what does not go together
 
     def asked(self, bos: bool) -> list[int]:
@@ -101,10 +98,6 @@ class Settings:
 
     def in_context(self, width: int) -> InContext:
         return InContext(self.items, width, self.classes, self.labels, self.burst, self.eps, batch=self.batch)
-
-    def described(self) -> dict[str, Any]:
-        """All fields, for provenance."""
-        return asdict(self)
 
 
 QUICK = Settings(
@@ -140,15 +133,6 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The toys of one variant and training."""
-
-    variant: str
-    training: Training
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True)
 class Matching:
     """Plans and toys of one setting on one device."""
 
@@ -181,7 +165,7 @@ class Matching:
         at_least("length", length, 2)
         s = self.settings
         head = max(LEAST_HEAD, 2 * round(s.width / spec.heads / 2))
-        planes = range(head // 2)
+        planes = head // 2
         base = Architecture(
             blocks=spec.blocks,
             heads=spec.heads,
@@ -194,39 +178,45 @@ class Matching:
             # A base's wavelengths are evenly spaced logarithms: so are those of every n-th plane.
             frequencies=None
             if frequencies is None
-            else tuple(frequencies[n * len(frequencies) // len(planes)] for n in planes),
+            else tuple(frequencies[n * len(frequencies) // planes] for n in range(planes)),
             feed_forward=True,
             norm=norm,
         )
         base = replace(base, factors=() if strengths is None else _factors(base, strengths))
 
-        def sized(wanted: Architecture, positions: int, **others: Any) -> Architecture:
-            window = _window(spec, length, positions) if wanted.mask == "causal" else None
-            mask = wanted.mask if window is None else "window"
-            return replace(wanted, length=positions, mask=mask, window=window, **others)
+        def variants(positions: int, **others: Any) -> dict[str, Architecture]:
+            window = _window(spec, length, positions)
+            mask = "causal" if window is None else "window"
+            return _variants(replace(base, length=positions, mask=mask, window=window, **others))
 
+        fresh, in_context = variants(base.length), s.in_context(base.width)
+        if not s.ablations:
+            fresh = {MATCHED: fresh[MATCHED]}
         small: dict[str, Any] = {"blocks": min(spec.blocks, s.deepest)}
-        tokens, vectors = small | {"vocabulary": s.vocabulary + bos}, small | {"vocabulary": None, "outputs": s.labels}
+        tokens = variants(s.positions, vocabulary=s.vocabulary + bos, **small)
+        vectors = variants(in_context.length, vocabulary=None, outputs=s.labels, **small)[MATCHED]
         copying = [Copying(s.vocabulary + bos, s.positions, target, s.batch, bos) for target in s.asked(bos)]
-        in_context = s.in_context(base.width)
-        fresh: dict[str, Architecture] = {}
-        runs: dict[tuple[str, Training], list[Run]] = {}
-        for name, changed in _variants(sized(base, base.length), ablations=s.ablations).items():
-            seeds = range(s.seeds if name == MATCHED else s.ablation_seeds)
 
-            def of(positions: int, kept: dict[str, Any], name: str = name) -> Architecture:
-                return _variants(sized(base, positions, **kept), ablations=True)[name]
+        def run(architecture: Architecture, task: Task, seed: int, rate: float) -> Run:
+            return Run(architecture, task, seed, learning_rate=rate, schedule="cosine")
 
-            fresh[name] = changed
-            found, rates = of(s.positions, tokens), {"schedule": "cosine", "learning_rate": s.learning_rate}
-            runs[name, "retrieval"] = [Run(found, one, seed, **rates) for seed in seeds for one in copying]
-            if name == MATCHED:
-                found, rates["learning_rate"] = of(in_context.length, vectors), s.in_context_learning_rate
-                runs[name, "in-context"] = [Run(found, in_context, seed, **rates) for seed in seeds]
+        runs: dict[tuple[str, Training], list[Run]] = {
+            (name, "retrieval"): [
+                run(tokens[name], task, seed, s.learning_rate)
+                for seed in range(s.seeds if name == MATCHED else s.ablation_seeds)
+                for task in copying
+            ]
+            for name in fresh
+        }
+        runs[MATCHED, "in-context"] = [
+            run(vectors, in_context, seed, s.in_context_learning_rate) for seed in range(s.seeds)
+        ]
         return Plan(fresh, runs, _notes(spec, s, length, strengths))
 
-    def toys(self, plan: Plan, folder: str | Path | None = None, advance: Advance | None = None) -> list[Group]:
-        """Fresh toys and trained ones, in the plan's order.
+    def toys(
+        self, plan: Plan, folder: str | Path | None = None, advance: Advance | None = None
+    ) -> dict[tuple[str, Training], list[Member]]:
+        """Fresh toys and trained ones by variant and training, in the plan's order.
 
         Args:
             plan: made by this.
@@ -236,11 +226,17 @@ class Matching:
         Raises:
             InputError: as `train.train` does.
         """
-        device = torch.device(usable_device(self.device))
-        groups = [self._fresh(variant, architecture) for variant, architecture in plan.fresh.items()]
-        for task, steps in (("retrieval", self.settings.steps), ("in-context", self.settings.in_context_steps)):
-            runs = [run for (_, of), some in plan.runs.items() if of == task for run in some]
-            done, total = 0, float(len(runs) * steps)
+        s, device = self.settings, torch.device(usable_device(self.device))
+        members: dict[tuple[str, Training], list[Member]] = {}
+        for variant, a in plan.fresh.items():
+            seeds = range(s.fresh_seeds if variant == MATCHED else s.ablation_seeds)
+            views = (Toy(a, initial(a, seed), name=f"{variant} init", condition="init") for seed in seeds)
+            members[variant, "init"] = list(map(Member, views, seeds))
+        trainings: dict[Training, int] = {"retrieval": s.steps, "in-context": s.in_context_steps}
+        for task, steps in trainings.items():
+            planned = {variant: runs for (variant, of), runs in plan.runs.items() if of == task}
+            every = [run for runs in planned.values() for run in runs]
+            done, total = 0, float(len(every) * steps)
 
             def count(more: int, task: str = task, total: float = total) -> None:
                 nonlocal done
@@ -249,17 +245,11 @@ class Matching:
                     advance(f"toys: {task}", float(done), total)
 
             within = None if folder is None else Path(folder) / task
-            trained = dict(zip(runs, train(runs, steps, device=device, folder=within, advance=count), strict=True))
-            for (variant, of), some in plan.runs.items():
-                if of == task:
-                    name, many = f"{variant} {task}", self.settings.sequences
-                    groups.append(Group(variant, of, tuple(_member(trained[run], name, many, device) for run in some)))
-        return groups
-
-    def _fresh(self, variant: str, architecture: Architecture) -> Group:
-        seeds = range(self.settings.fresh_seeds if variant == MATCHED else self.settings.ablation_seeds)
-        views = [Toy(architecture, initial(architecture, n), name=f"{variant} init", condition="init") for n in seeds]
-        return Group(variant, "init", tuple(map(Member, views, seeds)))
+            trained = iter(train(every, steps, device=device, folder=within, advance=count))
+            for variant, runs in planned.items():
+                of = [next(trained) for _ in runs]
+                members[variant, task] = [_member(one, f"{variant} {task}", s.sequences, device) for one in of]
+        return members
 
 
 def _window(spec: Spec, length: int, toy_length: int) -> int | None:
@@ -288,12 +278,9 @@ def _factors(base: Architecture, wanted: Strength) -> tuple[tuple[str, float], .
     return tuple(factors.items())
 
 
-def _variants(base: Architecture, *, ablations: bool) -> dict[str, Architecture]:
-    """By name, the matched architecture and, if wanted, those without one ingredient."""
-    found = {MATCHED: base}
-    if not ablations:
-        return found
-    found["no residual"] = replace(base, residual=False)
+def _variants(base: Architecture) -> dict[str, Architecture]:
+    """By name, the matched architecture and those without one ingredient."""
+    found = {MATCHED: base, "no residual": replace(base, residual=False)}
     found["no causal mask"] = replace(base, mask="full", window=None)
     if base.positional != "none":
         found["no positions"] = replace(base, positional="none", frequencies=None)
@@ -317,39 +304,31 @@ def _notes(spec: Spec, settings: Settings, length: int, strengths: Strength | No
     return tuple(note for note, holds in notes.items() if holds)
 
 
-def _member(trained: Trained, name: str, sequences: int, device: torch.device | str) -> Member:
+def _member(trained: Trained, name: str, sequences: int, device: torch.device) -> Member:
     run, task = trained.run, trained.run.task
+    loss = float(trained.losses[-LAST_STEPS:].mean())
     if isinstance(task, Copying):
-        view = Toy(run.architecture, trained.weights, name=name, bos=task.first)
+        view, target = Toy(run.architecture, trained.weights, name=name, bos=task.first), task.target
     else:
-        view = Toy.of(trained, name=name, device=device)
-    return Member(
-        view,
-        run.seed,
-        partial(_prompts, run, device),
-        task.target if isinstance(task, Copying) else None,
-        float(trained.losses[-LAST_STEPS:].mean()),
-        *_tested(trained, sequences, device),
-    )
+        view, target = Toy.of(trained, name=name, device=device), None
+    return Member(view, run.seed, partial(_prompts, run, device), target, loss, *_tested(trained, sequences, device))
 
 
-def _prompts(run: Run, device: torch.device | str, n: int) -> Int[Tensor, "prompt position"]:
+def _prompts(run: Run, device: torch.device, n: int) -> Int[Tensor, "prompt position"]:
     """Sequences of a run's task as its view reads them; the same ones for all targets of retrieval."""
-    generator = torch.Generator(device).manual_seed(TEST_SEED)
-    task = run.task
+    generator, task = torch.Generator(device).manual_seed(TEST_SEED), run.task
     if isinstance(task, InContext):
         return task.ids(task.world(run.seed, device), generator, n).cpu()
     return task.draw(None, generator, -(-n // task.batch)).inputs.flatten(0, 1)[:n].cpu()
 
 
-def _tested(trained: Trained, sequences: int, device: torch.device | str) -> tuple[float, float]:
+def _tested(trained: Trained, sequences: int, device: torch.device) -> tuple[float, float]:
     """(share of unseen sequences a toy is right about, mean log p of the answer); in context those of novel classes."""
     generator, task = torch.Generator(device).manual_seed(TEST_SEED + 1), trained.run.task
-    world = task.world(trained.run.seed, device)
     if isinstance(task, InContext):
-        drawn = task.novel(world, generator, sequences)
+        drawn = task.novel(task.world(trained.run.seed, device), generator, sequences)
     else:
-        drawn = task.draw(world, generator, -(-sequences // task.batch))
+        drawn = task.draw(None, generator, -(-sequences // task.batch))
     predicted, answers = logits([trained], drawn.inputs.flatten(0, 1).cpu())[0], task.answers(drawn).flatten().cpu()
     right = (predicted.argmax(-1) == answers).double().mean()
     return float(right), -float(functional.cross_entropy(predicted, answers))
