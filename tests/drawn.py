@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probes.figures import bos_figure, leakage_figure, sinks_figure
+from probes.figures import bos_figure, leakage_figure
 from probes.measures.leakage import PARTS, SOURCES
 from probes.results.dataset import dataset
 
@@ -136,7 +136,6 @@ def several(*replacements: str | int, **sizes: int) -> xr.Dataset:
 
 
 DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
-    (sinks_figure, sinks_result, "sinks"),
     (leakage_figure, leakage_result, "leakage"),
     (bos_figure, bos_result, "bos-swap"),
 ]

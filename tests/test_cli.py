@@ -32,7 +32,7 @@ HEAVY = ("torch", "transformers", "transformer_lens", "datasets", "xarray", "mat
 
 def test_answers_that_need_no_library_import_none():
     commands = [str(command.name) for command in cli.app.registered_commands]
-    given = [[], ["--help"], ["--version"], ["pretrain", "--bogus"], ["sinks", "--top", "-1"]]
+    given = [[], ["--help"], ["--version"], ["pretrain", "--bogus"], ["sinks", "--prompts", "x"]]
     given += [[command, "--help"] for command in commands]
     program = f"""
 import sys, probes.cli.main as cli
@@ -146,7 +146,6 @@ def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):
 
 FEW = "--prompts 4 --length 20"
 TABLED = {
-    "sinks": f"{FEW} --top 2 --pictures 1 --keys all --evict 0,2 --keep 8",
     "leakage": f"{FEW} --bootstrap 20 --lags 1,2 --bands 3-11,12-19",
     "bos-swap": f"{FEW} --replace mean,17 --bootstrap 20 --lags 1-2 --bands 3-19 --profile-prompts 1 --products 8",
 }
@@ -162,10 +161,9 @@ def test_commands_write_what_they_say(monkeypatch, capfd, tmp_path, ape, command
     words = f"{command} {ape / 'ape'} --out {out} --text {ape / 'text.txt'} {TABLED[command]}"
     assert call(monkeypatch, *words.split()) == 0
     shown, err = capfd.readouterr()
-    assert ("MiB above the model's" in err) == (command in ("sinks", "leakage"))
+    assert ("MiB above the model's" in err) == (command in ("leakage",))
     assert "nan" not in shown
     written = [out / f"{command}.{ending}" for ending in ("nc", "png", "svg", "md")]
-    written += [out / "sinks-heads.csv"] * (command == "sinks")
     assert shown.endswith(f"wrote {', '.join(map(str, written))}\n")
     assert sorted(out.iterdir()) == sorted(written)
     assert probes.load_result(out / f"{command}.nc").attrs["command"] == f"headwater {words}"
@@ -244,6 +242,6 @@ def test_whoever_stops_listening_gets_whole_files_and_no_traceback(target, code,
     assert (tmp_path / "code").read_text() == f"{code}\n"
     assert "".join(line for line in done.stderr.splitlines(True) if "cannot" in line or "rror" in line) == says
     if "full" in target:
-        written = {"sinks.nc", "sinks.png", "sinks.svg", "sinks.md", "sinks-heads.csv", "code"}
+        written = {"sinks.nc", "sinks.png", "sinks.svg", "sinks.md", "code"}
         assert {file.name for file in tmp_path.iterdir()} == written
         assert load(tmp_path / "sinks.nc").sizes["prompt"] == 2

@@ -6,7 +6,7 @@ import numpy as np
 from measured import TOKENS, close, complete, drawn_tokens, sinks, view
 
 from probes.cli.console import print_table
-from probes.measures.collectors import LEAST, STRONG, collectors, key_rows, named, token_rows
+from probes.measures.sinks.collectors import LEAST, STRONG, collectors, key_rows, named, token_rows
 
 
 def test_keys_and_tokens_are_those_with_the_largest_excess(tmp_path):

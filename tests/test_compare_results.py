@@ -52,7 +52,6 @@ def measured():
     tokens = probes.prompts(model, n=4, length=32)
     return {
         "jacobian": probes.jacobian(model, tokens, method="scalar"),
-        "sinks": probes.sinks(model, tokens),
         "trajectory": probes.trajectory(model, tokens, starts=8),
         "leakage": leakage(model, tokens, bootstrap=20),
         "bos-swap": probes.bos_swap(model, tokens, bootstrap=20, profile_prompts=1, products=4, recall=2),
@@ -225,25 +224,6 @@ def test_a_result_beside_itself_differs_in_nothing(measured):
     found = compare_results(ds, two)
     assert {row.of.split(",")[0] for row in found.rows} == {"mean"}
     assert any("zero" in line for line in found.remarks)
-
-
-def test_sinks_are_paired_by_prompt_and_counts_stand_alone(measured):
-    ds = measured["sinks"]
-    random = np.random.default_rng(12)
-    more = ds.assign(alpha=ds["alpha"] * random.uniform(1, 2, (4, 1, 1, 1)), selected=1 - ds["selected"])
-    found = compare_results(ds, more)
-    a, b = (x["alpha"].sel(key=0).mean(("layer", "head")).values.astype(np.float64) for x in (ds, more))
-    expected = paired(lambda v: math.log(v.mean()), (a, np.arange(4)), (b, np.arange(4)))[:3]
-    np.testing.assert_allclose(np.log(found.row("alpha").change[:3]), expected, rtol=1e-6)
-    assert found.row("sink rate").a == pytest.approx(float(ds["sink_rate_of_model"].sel(key=0)), abs=1e-6)
-    share = found.row("share of role ignores")
-    assert (share.a, share.change.value) == (float(ds["has_role"].sel(role="ignores").mean()), 0)
-    assert math.isnan(share.change.low)
-    before_roles = [x.drop_vars("has_role") for x in (ds, more)]
-    attends = compare_results(*before_roles).row("share by rule attends")
-    assert attends.change.value == pytest.approx(1 - 2 * attends.a)
-    means = compare_results(ds.assign(alpha=ds["alpha"].mean("prompt")), more)
-    assert math.isnan(means.row("alpha").change.low)
 
 
 def test_leakage_is_compared_by_its_own_intervals(measured):

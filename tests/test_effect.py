@@ -15,8 +15,8 @@ from measured import LAYER_NORM, TOKENS, close, known_model, known_tokens, recor
 from torch import Tensor, nn
 
 import probes
-from probes.measures.effect import parse_effect
-from probes.measures.roles import ranked
+from probes.measures.sinks.effect import parse_effect
+from probes.measures.sinks.roles import ranked
 from probes.models.families import FAMILIES
 from probes.models.view import Edit
 from probes.run.store import Store
@@ -154,8 +154,8 @@ def test_the_first_heads_on_the_first_prompts():
 def test_small_batches_and_few_logits_at_once_change_nothing(monkeypatch):
     model = view("llama", dtype="float64")
     whole = sinks(model, TOKENS, effect=True)
-    monkeypatch.setattr(probes.measures.effect, "ROWS", 1)
-    monkeypatch.setattr(probes.measures.effect, "LOGITS_AT_ONCE", 1)
+    monkeypatch.setattr(probes.measures.sinks.effect, "ROWS", 1)
+    monkeypatch.setattr(probes.measures.sinks.effect, "LOGITS_AT_ONCE", 1)
     close(sinks(model, TOKENS, effect=True).effect, whole.effect, 1e-6)
 
 

@@ -12,7 +12,7 @@ from measured import close, drawn_tokens, refused, sinks, view
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from probes.measures.evict import parse_counts
+from probes.measures.sinks.evict import parse_counts
 from probes.models.evict import evicted
 
 TOKENS = drawn_tokens(3, 24)

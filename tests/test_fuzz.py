@@ -26,7 +26,6 @@ from probes.cli import options
 from probes.data.documents import read_documents
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
-from probes.measures.evict import parse_counts
 from probes.measures.inspect import parse_of
 from probes.measures.jacobian import products
 from probes.measures.leakage import parse_bands, parse_lags

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pages
 import pytest
-from drawn import bos_result, leakage_result, result, several, sinks_result, with_roles
+from drawn import bos_result, leakage_result, result, several, sinks_result
 from legible import LONG, faults
 from markupsafe import escape
 
 from probes import report
+from probes.measure import measure
 from probes.measures.map import MAP
 from probes.report import models, overview, sections
 from probes.report.answers import ANSWERS
@@ -24,7 +25,7 @@ from probes.results.curves import band, smooth_between
 from probes.results.dataset import combine, load
 from probes.results.folder import Collected, collect
 from probes.results.profiles import profiles, shapes
-from probes.studies.reports import sinks_report
+from probes.table import tables
 from toy.match import MEASURE as MATCH
 
 LLM = Path(__file__).resolve().parent.parent / "reports" / "llm"
@@ -119,7 +120,7 @@ def test_models_that_are_named_stand_first_alone_in_figures(collected, tmp_path)
         assert {answer.partition(": ")[0] for answer in section.answers} <= {"ape"}
         assert escape(pages.ROGUE) not in section.figure
     (sinks,) = (section for section in chosen.sections if section.name == "sinks")
-    own = sinks_report({name: collected["sinks"][name] for name in ("ape", pages.ROGUE)})
+    own = tables(measure("sinks"), {name: collected["sinks"][name] for name in ("ape", pages.ROGUE)})
     assert [table.rows for table in sinks.tables] == [table.rows for table in own.tables]
     assert {path.suffix for path in (tmp_path / "sinks").iterdir()} == {".png", ".svg", ".md"}
     assert (tmp_path / "overview.png").is_file()
@@ -141,13 +142,6 @@ def test_sentences_have_the_numbers_of_their_results():
     said = ANSWERS["jacobian"](runs)
     assert [float(word) for word in re.findall(r"(\S+) \[", said)] == pytest.approx([primacy, recency], rel=0.01)
     assert "U" in said
-
-    ds = with_roles(sinks_result())
-    attends = ds["attends"].values
-    block, head = divmod(int(attends.argmax()), attends.shape[1])
-    said = ANSWERS["sinks"](ds)
-    assert f"in {np.sum(attends > 0.3)} of {attends.size} heads, most of all in block {block}, head {head}" in said
-    assert said.endswith(f"heads that read what is there: {int(ds['has_role'][0].sum())}.")
 
     said = ANSWERS["leakage"](leakage_result())
     assert (

@@ -19,7 +19,6 @@ from drawn import (
     several,
     sinks_result,
     text_of,
-    with_roles,
 )
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
@@ -29,12 +28,11 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from probes.errors import InputError
-from probes.figures import BLACK, BLUE, GREEN, VERMILLION, bos_figure, leakage_figure, sinks_figure
+from probes.figures import BLUE, GREEN, VERMILLION, bos_figure, leakage_figure
 from probes.figures.bos import HIGHEST, PUBLISHED
 from probes.figures.draw import outliers
 from probes.figures.leakage import SHARES
 from probes.figures.palette import GREY, ORANGE, PARTS, SOURCES
-from probes.figures.sinks import GROUPS
 from probes.figures.style import LARGEST
 from probes.measures.leakage import BOUND, resolved
 from probes.results.dataset import load
@@ -90,106 +88,6 @@ def test_everything_drawn_is_within_its_axes(size):
                 at = np.asarray(line.get_xydata(), dtype=float)
                 at = at[np.isfinite(at).all(1)]
                 assert np.all((limits[:, 0] <= at) & (at <= limits[:, 1])), axes.get_ylabel()
-
-
-def outlined(heads: Axes) -> dict[str, set[tuple[int, ...]]]:
-    """(block, head) of the outlined cells, by colour."""
-    found = {}
-    for patch in heads.patches:
-        corners = np.asarray(patch.get_path().vertices).reshape(-1, 5, 2)
-        assert (np.ptp(corners, axis=1) < 1).all()  # around one cell each
-        found[to_hex(patch.get_edgecolor())] = {(round(y), round(x)) for x, y in corners[:, [0, 2]].mean(1)}
-    return found
-
-
-def places_of(selected: xr.DataArray) -> set[tuple[int, ...]]:
-    return set(map(tuple, np.argwhere(selected.values).tolist()))
-
-
-def test_heads_are_outlined_by_role():
-    ds = with_roles(sinks_result())
-    figure = sinks_figure(ds)
-    heads = labelled(figure, "block")
-    having = {role: places_of(ds["has_role"].sel(role=role)) for role in ds["role"].values}
-    assert outlined(heads) == {VERMILLION.lower(): having["reads"], GREEN.lower(): having["parks"]}
-    counts = [len(having[role]) for role in ("reads", "parks", "reacts")]
-    assert min(counts) > 0
-    assert heads.get_xlabel() == "head\n{} read, {} park, {} react".format(*counts)
-    assert "takes from 0 more than 0.1 of the stream" in text_of(figure)
-    assert "sink-reading" not in text_of(figure)
-
-
-def test_heads_that_read_the_sink_are_outlined_in_older_results():
-    ds = sinks_result()
-    figure = sinks_figure(ds)
-    heads = labelled(figure, "block")
-    np.testing.assert_allclose(np.asarray(heads.images[0].get_array()), ds["attends"].values)
-    places = places_of(ds["selected"].sel(rule="sink-reading"))
-    assert outlined(heads) == {VERMILLION.lower(): places}
-    written = [text.get_text() for text in heads.texts]
-    assert written == [f"{value:.2f}".removeprefix("0") for value in ds["attends"].values.ravel()]
-    assert heads.get_xlabel() == f"head\n{len(places)} of 12 sink-reading"
-    assert "weight on 0 > 0.3 and output read from 0 > 0.35" in text_of(figure)
-
-
-def test_heads_of_many_have_dots_that_leave_the_heat_map_to_be_seen():
-    old, new = sinks_result(layers=30, heads=9), with_roles(sinks_result(layers=30, heads=9))
-    reading = {VERMILLION: old["selected"].sel(rule="sink-reading")}
-    roles = {color: new["has_role"].sel(role=role) for role, color in (("reads", VERMILLION), ("parks", GREEN))}
-    for ds, having in ((old, reading), (new, roles)):
-        heads = labelled(sinks_figure(ds), "block")
-        assert not heads.patches
-        for color, where in having.items():
-            (dots,) = [line for line in heads.lines if line.get_color() == color]
-            np.testing.assert_array_equal(np.asarray(dots.get_xydata())[:, ::-1], np.argwhere(where.values))
-            height = heads.get_window_extent().height / 30
-            assert dots.get_markersize() * heads.get_figure().dpi / 72 < 0.6 * height  # pyright: ignore
-
-
-def test_weights_on_keys_and_shares_of_sinks():
-    ds = sinks_result()
-    figure = sinks_figure(ds)
-    for one in (ds, ds.assign(alpha=ds["alpha"].mean("prompt"))):  # as keys="all" gives it
-        alpha = labelled(sinks_figure(one), r"mean weight $\alpha_k$")
-        np.testing.assert_allclose(drawn(alpha, linestyle="-"), ds["alpha"].mean(("prompt", "head")).values)
-    np.testing.assert_allclose(drawn(alpha, color=GREY, linestyle="--"), ds["uniform"].values[:1])  # once per window
-    assert alpha.get_yscale() == "log"
-    rate = labelled(figure, "share that is a sink")
-    np.testing.assert_allclose(drawn(rate, color=BLACK), [ds["sink_rate_of_model"].values])
-    np.testing.assert_allclose(drawn(rate, color=BLUE), [ds["over_tau_of_model"].values])
-    found = np.concatenate(drawn(labelled(figure, "norm, 0 / rest"), color=GREEN, marker="s"))
-    np.testing.assert_allclose(np.sort(found), np.sort(written_ratio(ds)))
-
-
-def written_ratio(ds: xr.Dataset) -> np.ndarray:
-    norms = ds["written_norm"]
-    return (norms.sel(place="sink") / norms.sel(place="rest")).values.ravel()
-
-
-def test_norms_of_many_heads_are_medians_of_groups():
-    ds = sinks_result(layers=30, heads=9)
-    figure = sinks_figure(ds)
-    cell = labelled(figure, "norm, 0 / rest")
-    (written,) = drawn(cell, color=GREEN)
-    groups = np.array_split(np.argsort(ds["attends"].values.ravel()), GROUPS)
-    np.testing.assert_allclose(written, [np.median(written_ratio(ds)[group]) for group in groups])
-    assert sum(len(line.get_xdata()) for line in cell.lines) < 50  # pyright: ignore[reportArgumentType]
-    assert "norms of over 64 heads: medians and quartiles of 10 equal groups" in text_of(figure)
-    assert "medians" not in text_of(sinks_figure(sinks_result()))
-
-
-def test_pictures_are_the_patterns_and_named():
-    ds = sinks_result()
-    figure = sinks_figure(ds)
-    pictures = [axes for axes in figure.findobj(Axes) if axes.get_title().startswith("block ")]
-    assert [axes.get_title() for axes in pictures] == ["block 0\nhead 3", "block 1\nhead 2", "block 2\nhead 1"]
-    for n, picture in enumerate(pictures):
-        np.testing.assert_allclose(np.asarray(picture.images[0].get_array()), ds["pattern"].values[n])
-    assert "pictures" not in text_of(sinks_figure(sinks_result(pictures=0)))
-    for length in (48, 128):
-        few = ds.isel(picture_query=slice(length), picture_key=slice(length))
-        assert f"first {length} positions" in text_of(sinks_figure(few))
-        assert f"first {min(length, 64)} positions" in text_of(sinks_figure({"one": few, "two": few}))
 
 
 def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down():

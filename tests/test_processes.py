@@ -53,7 +53,6 @@ def test_a_launcher_starts_the_command_line(tmp_path):
     out, arguments = tmp_path / "out", ["sinks", "tiny-llama", "--prompts", "3", "--length", "24", "--reacts", "off"]
     assert program(*LAUNCHED, *arguments, "--out", str(out)).count("wrote ") == 1  # one process speaks
     assert sorted(path.name for path in out.iterdir()) == [
-        "sinks-heads.csv",
         "sinks.md",
         "sinks.nc",
         "sinks.png",

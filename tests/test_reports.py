@@ -13,12 +13,11 @@ import torch
 import xarray as xr
 
 from probes.cli.console import WIDEST, print_report
-from probes.errors import InputError
 from probes.measures.leakage import CELLS, PARTS, SOURCES
 from probes.results.dataset import dataset, load
 from probes.results.tables import Report, Table, interval, markdown, number, ranges
 from probes.studies.bos_report import bos_report
-from probes.studies.reports import leakage_report, sinks_report
+from probes.studies.reports import leakage_report
 from probes.studies.survey import PROBES
 
 REPORTED = Path(__file__).resolve().parent.parent / "reports" / "llm"
@@ -31,7 +30,7 @@ def committed(folder: str) -> dict[str, xr.Dataset]:
     return dict(sorted(results.items(), key=lambda item: written.index(f"| {item[0]} |")))
 
 
-@pytest.mark.parametrize("folder", ["sinks", "leakage", "im-start/leakage", "bos-swap"])
+@pytest.mark.parametrize("folder", ["leakage", "im-start/leakage", "bos-swap"])
 def test_committed_tables_are_those_of_the_committed_results(folder):
     results, kind = committed(folder), folder.rpartition("/")[2]
     report = PROBES[kind].report(results)
@@ -40,22 +39,6 @@ def test_committed_tables_are_those_of_the_committed_results(folder):
     lines += [line for table in report.tables for line in markdown(table)]
     assert [line for line in lines if line not in written] == []
     assert len(lines) > 20
-
-
-def test_sinks_that_are_not_as_usual():
-    results = committed("sinks")
-    assert any("reacts >" in line for line in sinks_report(results).lines)
-    without = {name: ds.drop_vars("reacts") for name, ds in results.items()}
-    assert not any("reacts >" in line for line in sinks_report(without).lines)
-    assert len(sinks_report(results, top=2).tables[1].rows) == 2 * len(results)
-    with pytest.raises(InputError, match="top=-1"):
-        sinks_report(results, top=-1)
-    ds = next(iter(results.values()))
-    again = ds.assign_coords({"key": ds["key"].values + 8})
-    more: xr.Dataset = xr.concat([ds, again], "key", data_vars="minimal")  # pyright: ignore
-    report = sinks_report({"ape": more})
-    assert report.lines[0] == "ape: 8 more keys in the result file"
-    assert len(report.tables[0].rows) == 8
 
 
 def test_swaps_that_are_not_as_usual():

@@ -33,9 +33,10 @@ from torch import Tensor
 from transformers import MistralConfig
 
 import probes
-from probes.measures.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
-from probes.measures.sink_sums import uniform_alpha
-from probes.measures.sinks import RULES, parse_keys
+from probes.headlines import numbers
+from probes.measures.sinks import MEASURE, RULES, parse_keys
+from probes.measures.sinks.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
+from probes.measures.sinks.sums import uniform_alpha
 from probes.models.huggingface import HuggingFaceView
 from probes.models.swap import swapped
 from probes.models.view import View
@@ -267,13 +268,14 @@ def test_reactions_of_known_size():
 # ------------------------------------------------------------------------------------------------ pictures, ranking
 
 
-def test_pictures_are_patterns_of_the_highest_scores():
+def test_pictures_are_patterns_of_the_strongest_sinks():
     model, tokens = view("gemma2"), drawn_tokens(2, 40)
     found = sinks(model, tokens, keys=(0,), pictures=5)
     assert found.pattern.dims == ("picture", "picture_query", "picture_key")
     patterns = recorded(model, tokens[:1])[0]["patterns"]
     named = list(zip(found.picture_layer.values, found.picture_head.values, strict=True))
-    assert named == [(row.layer, row.head) for row in ranked(found, 5)]
+    attends = [found.attends.values[at] for at in named]
+    assert attends == sorted(found.attends.values.ravel(), reverse=True)[:5]
     for picture, (layer, head) in zip(found.pattern.values, named, strict=True):
         close(picture, patterns[layer][head], 0, 1e-5)
     assert sinks(model, tokens, pictures=100).sizes["picture"] == families.BLOCKS * families.HEADS
@@ -434,3 +436,20 @@ def test_on_a_gpu(name, backend):
         found = sinks(there, TOKENS, keys=keys, reacts="zero", pictures=1, per_prompt=True)
         chosen = range(LENGTH) if keys == "all" else keys
         close(found.alpha, sinks(view(name, backend), TOKENS, keys=tuple(chosen)).alpha, 0, 1e-3)
+
+
+def test_headlines_and_answer_count_heads():
+    model = probes.load("tiny-llama")
+    tokens = probes.prompts(model, n=4, length=32)
+    ds = sinks(model, tokens, reacts="mean")
+    alpha = np.stack([[x.double()[:, :, 0].mean(-1) for x in one["patterns"]] for one in recorded(model, tokens)])
+    found = {(one.name, one.where): one.interval.value for one in numbers(MEASURE, ds)}
+    assert found["alpha of position 0", ""] == pytest.approx(alpha.mean(), rel=1e-5)
+    assert found["sink rate of position 0", ""] == pytest.approx((alpha > 0.3).mean())
+    assert found["alpha of uniform attention", ""] == pytest.approx(sum(1 / n for n in range(1, 33)) / 32)
+    assert sum(value for (name, _), value in found.items() if name == "share of heads") == pytest.approx(1)
+    mean = alpha.mean(0)
+    block, head = np.unravel_index(mean.argmax(), mean.shape)
+    (sentence,) = MEASURE.answer({"it": ds})
+    assert f"sink in {(mean > 0.3).sum()} of {mean.size} heads, most of all in block {block}, head {head} " in sentence
+    assert "with uniform attention it would be in 0 " in sentence

@@ -12,7 +12,7 @@ from made_toys import LOOKS, TOKENS, close, logits, made, named, own
 from torch import Tensor
 
 import probes
-from probes.measures.sink_sums import uniform_alpha
+from probes.measures.sinks.sums import uniform_alpha
 from probes.models.view import Edit
 from toy.view import Toy
 

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from ..measures.leakage import null_fails, overflow, resolved
-from ..measures.roles import LARGE, REACTS
+from ..measures.sinks.roles import LARGE, REACTS
 from ..results.curves import spearman
 from ..results.statistics import Interval, apart, units
 from ..results.tables import interval, number, variance

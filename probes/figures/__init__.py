@@ -19,7 +19,6 @@ from .palette import SKY as SKY
 from .palette import THEORIES as THEORIES
 from .palette import VERMILLION as VERMILLION
 from .palette import Style as Style
-from .sinks import sinks_figure as sinks_figure
 from .style import DECADES as DECADES
 from .style import STYLE as STYLE
 from .style import save_figure as save_figure

@@ -56,7 +56,6 @@ OTHERS_COLOR, NAMED_COLOR = GREY, PURPLE  # other changes; usual models
 MODEL_MARKERS = {"*": 8.0, "D": 5.0, "s": 5.0}  # and their sizes, for the usual models in the map's order
 
 # Sinks. Roles that are marked; "sink-reading" is in results from before there were any.
-ROLES = {"reads": VERMILLION, "parks": GREEN, "sink-reading": VERMILLION}
 NORMS = {
     "value": Style("|value|", BLUE, marker="o"),
     "key": Style("|key|", ORANGE, marker="^"),

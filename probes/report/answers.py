@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 
 from ..measures.leakage import resolved
-from ..measures.roles import ATTENDS, role_names, withheld
 from ..results.curves import band, relative_error, rms_profiles
 from ..results.dataset import options_of
 from ..results.profiles import shapes
@@ -46,19 +45,6 @@ def _theory(ds: xr.Dataset) -> str:
     )
     error = relative_error(predicted, measured)
     return f"A theory without fitted parameters predicts the profile of fresh weights to {error:.1%}."
-
-
-def _sinks(ds: xr.Dataset) -> str:
-    """How many heads look at position 0, which most, and how many use it."""
-    attends = ds["attends"].transpose("layer", "head").values
-    block, head = np.unravel_index(np.nanargmax(attends), attends.shape)
-    count = int((attends > ATTENDS).sum()) or "none"
-    most = (
-        f"block {ds['layer'].values[block]}, head {ds['head'].values[head]} ({attends[block, head]:.0%} of its weight)"
-    )
-    reads = int(np.sum(role_names(ds) == "reads"))
-    used = "" if withheld(ds) or "has_role" not in ds else f"; heads that read what is there: {reads or 'none'}"
-    return f"Position 0 is a sink in {count} of {attends.size} heads, most of all in {most}{used}."
 
 
 def _leakage(ds: xr.Dataset) -> str:
@@ -111,7 +97,6 @@ def _decode(ds: xr.Dataset) -> str:
 ANSWERS: dict[str, Callable[[xr.Dataset], str]] = {
     "jacobian": _jacobian,
     "theory": _theory,
-    "sinks": _sinks,
     "leakage": _leakage,
     "bos-swap": _bos_swap,
     "retrieval": _retrieval,

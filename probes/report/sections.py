@@ -18,7 +18,7 @@ from ..results.folder import Collected
 from ..results.tables import Report, write_report
 from ..run.files import waiting
 from ..studies.bos_report import bos_report
-from ..studies.reports import leakage_report, sinks_report
+from ..studies.reports import leakage_report
 from ..table import tables
 from .answers import ANSWERS
 from .page import Section
@@ -57,11 +57,6 @@ OTHERS = {
         "How much does attention depend on where a query stands, and does the mask or the residual stream tell it?",
         figures.leakage_figure,
         leakage_report,
-    ),
-    "sinks": Shown(
-        "Which heads look at position 0, and which of them use what is there?",
-        figures.sinks_figure,
-        sinks_report,
     ),
     "bos-swap": Shown("What changes when something else stands at position 0?", figures.bos_figure, bos_report),
     "interventions/bos-swap": Shown(

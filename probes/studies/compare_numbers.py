@@ -17,7 +17,6 @@ from jaxtyping import Float
 
 from ..errors import InputError
 from ..measures.leakage import SOURCES, resolved
-from ..measures.sinks import RULES
 from ..results.curves import estimate
 from ..results.dataset import options_of
 from ..results.statistics import Interval
@@ -59,30 +58,6 @@ def measurement(ds: xr.Dataset) -> str:
 Found: TypeAlias = Iterator[tuple[tuple[str, str], Number]]  # (of, name), number
 
 
-def _of_sinks(ds: xr.Dataset) -> Found:
-    """Position 0 as a sink, and the heads by rule."""
-    if 0 in ds["key"].values:
-        at = ds.sel(key=0)
-        alpha = at["alpha"]
-        rate, weight = alone(at["sink_rate_of_model"]), alone(alpha.mean())
-        if "prompt" in alpha.dims:
-            by_prompt = alpha.transpose("prompt", ...).values
-            heads = tuple(range(1, by_prompt.ndim))
-            rate = Sample((by_prompt > float(options_of(ds)["threshold"])).mean(heads), _mean)
-            weight = Sample(by_prompt.astype(np.float64).mean(heads), _mean)
-        yield ("position 0", "sink rate"), Number(rate)
-        yield ("position 0", "alpha"), Number(weight, size=True)
-        yield ("position 0", "over tau"), Number(alone(at["over_tau_of_model"]))
-    found = {f"{name}, mean": ds[name] for name in ("attends", "reads", "reacts", "sink_logit_share") if name in ds}
-    if "has_role" in ds:
-        found |= {f"share of role {role}": ds["has_role"].sel(role=role) for role in ds["role"].values}
-    else:  # withheld, or results of before there were roles
-        known = [rule for rule in RULES if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds)]
-        found |= {f"share by rule {rule}": ds["selected"].sel(rule=rule) for rule in known}
-    for said, values in found.items():
-        yield ("heads", said), Number(alone(values.mean()))
-
-
 def _of_leakage(ds: xr.Dataset) -> Found:
     """Log form: total, shares (where they mean something), residual component and the parts of its sink."""
     parts = {"V(X)": "log_stream", "constant sink": "sink_constant", "varying sink": "sink_varying"}
@@ -121,7 +96,6 @@ def _of_recall(of: str, ds: xr.Dataset) -> Found:
 
 
 MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
-    "sinks": _of_sinks,
     "leakage": _of_leakage,
     "bos-swap": _of_bos_swap,
 }

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import product
 from typing import TypeAlias
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
-from ..errors import InputError
-from ..measures.collectors import KEY_COLUMNS, LEAST, TOKEN_COLUMNS, key_rows, token_rows
-from ..measures.evict import DIMS
 from ..measures.leakage import PARTS, SOURCES, null_fails, resolved, within_bound
-from ..measures.roles import COLUMNS as HEAD_COLUMNS
-from ..measures.roles import cells as head_cells
-from ..measures.roles import counts, parking_at, ranked, reading_at, role_names, withheld
-from ..measures.sinks import RULES
 from ..measures.trajectory import MEASURE
 from ..results.curves import estimate, spearman
-from ..results.dataset import options_of, quickly
-from ..results.statistics import jackknifed, units
-from ..results.tables import Report, Table, estimated, interval, number, variance
+from ..results.dataset import quickly
+from ..results.tables import Report, Table, estimated, number, variance
 from ..table import tables
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
@@ -42,132 +32,6 @@ def measured(results: Results) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- sinks
-
-
-def sinks_report(
-    results: Results, *, top: int = 10, layers: Collection[int] | None = None, heads: Collection[int] | None = None
-) -> Report:
-    """Sink rates of the first keys beside the baseline, heads by role and rule, and the `top` heads of every model.
-
-    Of these blocks and heads alone, if they are given.
-
-    Raises:
-        InputError: `top` is negative.
-    """
-    if top < 0:
-        raise InputError(f"top={top} heads cannot be listed; give 0 or more")
-    ds = next(iter(results.values()))
-    options = options_of(ds)
-    reacts = "not measured" if options["reacts"] is None else f"with replacement '{options['reacts']}' at position 0"
-    rates, listed, lines = [], [], []
-    for name, ds in results.items():
-        others = [dim for dim in ds["alpha"].dims if dim != "key"]
-        alpha, uniform = ds["alpha"].mean(others), ds["uniform"].mean("layer")
-        for key in ds["key"].values[:KEYS_SHOWN]:
-            shown = [ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, uniform]
-            rates.append([name, str(key), *(number(one.sel(key=key), ".4f") for one in shown)])
-        if ds.sizes["key"] > KEYS_SHOWN:
-            lines.append(f"{name}: {ds.sizes['key'] - KEYS_SHOWN} more keys in the result file")
-        lines += [f"{name}: of {ds['attends'].size} heads {said}" for said in (_roles(ds), _rules(ds)) if said]
-        lines += [f"{name}: {withheld(ds)}"] * bool(withheld(ds))
-        lines += [f"{name}: {_learned(ds)}"] if "sink_logit_share" in ds else []
-        lines += [f"{name}: {_untouched(ds)}"] if "evict_kl" in ds else []
-        chosen = [row for row in ranked(ds) if layers is None or row.layer in layers]
-        chosen = [row for row in chosen if heads is None or row.head in heads]
-        listed += [[name, *head_cells(row)] for row in chosen[:top]]
-    described = (
-        f"{measured(results)}. Sink rate: share of (prompt, block, head) with alpha > {options['threshold']:g} [Gu]; "
-        f"over tau: fraction of the queries with a weight > {options['tau']:g} on the key [Wu]; uniform: alpha of uniform "
-        "attention under the same masks, mean over blocks. Heads by written: size of what comes from position 0 beside the "
-        "stream; output: of all that the head writes; own output: the same beside the head's own with position 0 hidden; "
-        "effect, where measured: KL of the next token in nats without what comes from 0; heads are then sorted by it; "
-        f"reads: what comes from 0 beside the output; value 0/rest: |v_0| against the mean of the others; reacts: {reacts}. "
-        "A question mark behind a role: an interval that decides it contains its threshold."
-    )
-    if "strong_id" in ds:
-        described += f" Other keys and tokens: of keys 1 to T/2; tokens that stand in {LEAST} prompts or more."
-    if "evict_kl" in ds:
-        described += (
-            " Cache: of each query the first and the last keys alone, in all blocks; positions by the text, or by the cache "
-            "as StreamingLLM numbers them; loss with all keys, its change, and KL of the next token in nats per token."
-        )
-    tables = [
-        Table("Sinks", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), rates),
-        Table(f"Heads, at most {top} of each model", ("model", *HEAD_COLUMNS), listed),
-    ]
-    for title, columns, listing in (
-        ("Keys behind position 0 with the largest alpha, mean over heads", KEY_COLUMNS, key_rows),
-        ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
-        ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, _cache_rows),
-    ):
-        found = [row for name, ds in results.items() for row in listing(name, ds)]
-        tables += [Table(title, columns, found)] * bool(found)
-    return Report("Sinks, and what heads do with position 0", described, tables, lines)
-
-
-def heads_csv(results: Results) -> str:
-    """Every number of every head as comma-separated values, a line for each head of each model."""
-    frames = []
-    for name, ds in results.items():
-        alone = [str(one) for one, values in ds.data_vars.items() if values.dims == ("layer", "head")]
-        frame = ds[alone].to_dataframe()
-        frame.insert(0, "role", role_names(ds).ravel())
-        frames.append(frame.reset_index().assign(model=name).rename(columns={"layer": "block"}))
-    every = pd.concat(frames)
-    return every[["model", *(name for name in every.columns if name != "model")]].to_csv(index=False)
-
-
-def _roles(ds: xr.Dataset) -> str:
-    """How many heads have which role, how many surely, and how many would read by another threshold."""
-    found = [f"{role}: {count} ({sure} surely)" for role, (count, sure) in counts(ds).items()]
-    if not found:  # withheld, or a result of before there were roles
-        return ""
-    reading, parking = (
-        ", ".join(f"{count} at {limit:g}" for limit, count in at(ds).items()) for at in (reading_at, parking_at)
-    )
-    return f"by role: {', '.join(found)}; by threshold, reads: {reading}; parks: {parking}"
-
-
-def _learned(ds: xr.Dataset) -> str:
-    """The weight on learned sink logits, over heads and documents, and beside it that on position 0."""
-    found = []
-    for variable in ("sink_logit_share", "attends"):
-        by_prompt = ds[f"{variable}_by_prompt"].mean(("layer", "head")).values
-        mean = jackknifed(lambda some: float(np.mean(some)), by_prompt, units(ds))
-        found.append(f"{interval(*mean[:3], form='.3f')} (largest {float(ds[variable].max()):.3f})")
-    return f"mean weight on learned sink logits {found[0]}, on position 0 {found[1]}"
-
-
-CACHE_COLUMNS = ("model", "first", "last", "positions by", "loss", "change", "KL")
-
-
-def _cache_rows(name: str, ds: xr.Dataset) -> list[list[str]]:
-    """What each cache costs where it has lost keys, in nats, with `CACHE_COLUMNS`; none where it was not measured."""
-    rows = []
-    for place in product(*(ds[dim].values for dim in DIMS[:-1])) if "evict_kl" in ds else ():
-        at = ds.sel(dict(zip(DIMS[:-1], place, strict=True)), drop=True).sel(cache="cut")
-        if not np.isnan(at["evict_kl"]):
-            told = (number(at["evict_loss_before"], ".3f"), estimated(at, "evict_loss_change", "+.3f"))
-            rows.append([name, *map(str, place), *told, estimated(at, "evict_kl", ".3f")])
-    return rows
-
-
-def _untouched(ds: xr.Dataset) -> str:
-    """The largest change before a key is lost: what rounding makes."""
-    most = float(np.abs(ds["evict_loss_change_by_prompt"].sel(cache="whole")).max())
-    return f"before a cache has lost a key, a prompt's loss changes by at most {most:.1g} nat, by rounding"
-
-
-def _rules(ds: xr.Dataset) -> str:
-    """How many heads each rule selects."""
-    found = []
-    for rule in RULES:
-        count = int(ds["selected"].sel(rule=rule).sum())
-        if f"{rule}_threshold" not in ds.attrs:
-            found.append(f"{rule} (attends and reads): {count}")
-        elif rule in ds:
-            found.append(f"{rule} > {float(ds.attrs[f'{rule}_threshold']):g}: {count}")
-    return f"by rule: {', '.join(found)}"
 
 
 # ---------------------------------------------------------------------------------------------------------- trajectory

@@ -6,7 +6,7 @@ A unit is a model, or a model with one replacement at position 0. What each prob
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +19,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..figures.bos import bos_figure
 from ..figures.leakage import leakage_figure
-from ..figures.sinks import sinks_figure
 from ..measure import chart
-from ..measures import bos_swap, leakage, sinks, trajectory
-from ..measures.effect import passes_in_all
+from ..measures import bos_swap, leakage, trajectory
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, write_report
@@ -30,10 +28,10 @@ from ..run.files import atomic
 from ..run.progress import Advance
 from ..run.store import Store
 from .bos_report import bos_report
-from .reports import heads_csv, leakage_report, sinks_report, trajectory_report
+from .reports import leakage_report, trajectory_report
 from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
 
-Name: TypeAlias = Literal["sinks", "trajectory", "leakage", "bos-swap", "decode"]
+Name: TypeAlias = Literal["trajectory", "leakage", "bos-swap", "decode"]
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,6 @@ class Probe:
 
 
 PROBES: dict[str, Probe] = {
-    "sinks": Probe(
-        "sinks",
-        sinks.sinks,
-        sinks_figure,
-        sinks_report,
-        sinks.memory,
-        resamples=True,
-        files={"sinks-heads.csv": heads_csv},
-    ),
     "trajectory": Probe("trajectory", trajectory.trajectory, chart, trajectory_report),
     "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
     "bos-swap": Probe(
@@ -116,7 +105,6 @@ def survey(
     split_up = _units(chosen, dict(options or {}))
 
     def check(model: View, name: str, tokens: Tensor) -> None:
-        _check_shown(model, name, **(reporting or {}))
         for own in split_up.values():
             with suppress(Untouched.Reached):
                 chosen.measure(Untouched(model), tokens, **own)
@@ -142,9 +130,7 @@ def survey(
         assert chosen.memory is not None
         count, length = one.tokens.shape
         own = next(iter(split_up.values()))
-        passes = passes_in_all(model, count, **own) if chosen.name == "sinks" else 0
-        how = f", effects of heads as long as {passes:,.0f} forward passes" if passes else ""
-        return planned(one.name, model, chosen.memory(model, count, length, **own), how)
+        return planned(one.name, model, chosen.memory(model, count, length, **own))
 
     def write_all(results: Results) -> None:
         write_results(results, out, chosen.name, chosen.figure)
@@ -163,15 +149,6 @@ def survey(
         files=[f"{chosen.name}.md", *chosen.files],
     )
     return run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
-
-
-def _check_shown(
-    model: View, name: str, *, layers: Collection[int] | None = None, heads: Collection[int] | None = None, **_: Any
-) -> None:
-    """Refuse a table that would have no row of a model."""
-    for what, chosen, count in (("layer", layers, model.spec.blocks), ("head", heads, model.spec.heads)):
-        if chosen and min(chosen) >= count:
-            raise InputError(f"{what} {min(chosen)} does not exist; {name} has {what}s 0 to {count - 1}")
 
 
 def _units(probe: Probe, options: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -26,13 +26,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.checks import not_finite
-from ..models.view import Attention, Edit, View
-from ..run.memory import Retry, share_of
-from ..run.precision import double, precise
-from ..run.store import Piece, Store
-from .attention import columns
+from ...errors import InputError
+from ...models.checks import not_finite
+from ...models.view import Attention, Edit, View
+from ...run.memory import Retry, share_of
+from ...run.precision import double, precise
+from ...run.store import Piece, Store
+from ..attention import columns
 
 PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
 ROWS = 4096  # positions of heads in a batch

@@ -26,12 +26,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.evict import evicted, fixed
-from ..models.view import Spec, View
-from ..run.memory import Retry
-from ..run.store import Piece, Store
-from .consequences import check_losses, compared
+from ...errors import InputError
+from ...models.evict import evicted, fixed
+from ...models.view import Spec, View
+from ...run.memory import Retry
+from ...run.store import Piece, Store
+from ..consequences import check_losses, compared
 
 KEEP = (64, 128, 256)  # last keys, unless told; of shorter prompts, those below their length
 NUMBERINGS = ("text", "cache")

@@ -1,7 +1,7 @@
 """Attention sinks, and the heads that read position 0.
 
 Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the indicator with tau). What heads do with
-position 0, and the roles they get by it (`probes.measures.roles`), are ours. `A_ij` is the weight of query i on key j
+position 0, and the roles they get by it (`probes.measures.sinks.roles`), are ours. `A_ij` is the weight of query i on key j
 <= i, T the prompt's length; [Gu] counts queries from 1.
 
 Sinks, for any keys k, not only 0:
@@ -36,7 +36,7 @@ o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before a
   single other key.)
 - Norms at position 0 and at the rest of `|v_j|`, `|k_j|` (rotated; repeated for the heads that share it) and `|v_j W_O|`.
 
-- Sizes beside the stream, and the head's role: `probes.measures.roles`. `reads` is a share of the head's own output,
+- Sizes beside the stream, and the head's role: `probes.measures.sinks.roles`. `reads` is a share of the head's own output,
   which tends to 1 wherever attention does, however little the head writes: it says nothing about use, the role does.
 
 Rules (`selected`): each of attends, reads and reacts by its threshold, and "sink-reading", which is attends and reads both.
@@ -60,26 +60,24 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.positions import read_ranges
-from ..errors import InputError
-from ..models.checks import check_logits, check_tokens, not_finite
-from ..models.given import takes_model
-from ..models.memory import Sizes
-from ..models.swap import swapped
-from ..models.view import Attention, Edit, View
-from ..results.dataset import by_block, dataset, provenance
-from ..results.variables import Variable, labelled
-from ..run.memory import Retry
-from ..run.progress import Progress, Tally
-from ..run.store import Piece, Store, groups
-from .attention import pattern_blocks, run_watched
+from ...data.positions import read_ranges
+from ...errors import InputError
+from ...models.checks import check_logits, check_tokens, not_finite
+from ...models.given import takes_model
+from ...models.swap import swapped
+from ...models.view import Attention, Edit, View
+from ...results.dataset import by_block, dataset, provenance
+from ...results.variables import Variable, labelled
+from ...run.memory import Retry
+from ...run.progress import Progress, Tally
+from ...run.store import Piece, Store, groups
+from ..attention import pattern_blocks, run_watched
 from .collectors import TABLE, collectors, named
-from .consequences import LOGITS_AT_ONCE as READ_AT_ONCE
-from .effect import LOGITS_AT_ONCE, ROWS, check_effect, effects, passes_in_all
 from .effect import PROMPTS as EFFECT_PROMPTS
+from .effect import check_effect, effects, passes_in_all
 from .evict import CACHES, DIMS, NUMBERINGS, check_evict, evict_passes, evictions
 from .roles import BESIDE, LIMITS, PLACES, ROLES, RULES, WITHHELD, assigned, best, estimates, selected
-from .sink_sums import Sums
+from .sums import Sums
 
 Keys: TypeAlias = tuple[int, ...] | Literal["all"]
 
@@ -119,13 +117,13 @@ def sinks(
         per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys only.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
-        pictures: patterns to keep of the heads that rank first (`probes.measures.roles.best`: by `written`, if it is known):
-            of the first prompt, at most 128 positions; as many as there are heads, if fewer.
-        effect: heads whose effect is measured (see `probes.measures.effect`): True or "all", or how many, those that rank
-            first before. None: not measured. It takes about half a pass for each head and prompt.
+        pictures: patterns to keep of the strongest sinks, the heads with the largest mean weight on position 0: of the first
+            prompt, at most 128 positions; as many as there are heads, if fewer.
+        effect: heads whose effect is measured (see `probes.measures.sinks.effect`): True or "all", or how many, those
+            that rank first before. None: not measured. It takes about half a pass for each head and prompt.
         effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
         evict: numbers of first keys that a cache keeps, as (0, 1, 4): what the model does with such a cache instead of all
-            keys (see `probes.measures.evict`). None: not measured. It takes more than a pass for each pair of numbers.
+            keys (see `probes.measures.sinks.evict`). None: not measured. It takes more than a pass for each pair of numbers.
         keep: numbers of last keys that it keeps, the query's own among them; (64, 128, 256) unless told, as far as prompts
             are longer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
@@ -141,9 +139,9 @@ def sinks(
         `..._high` and `..._by_prompt` [prompt, layer, head]; on request `effect` and `loss_change` alike, NaN where not
         measured; with `evict` alike `evict_loss_before`, `evict_loss_change`, `evict_kl` [first_keys, last_keys, numbering,
         cache]; with all keys `strong_...` [layer, strong] and `token_...` [layer, collector], see
-        `probes.measures.collectors`; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure`
-        [layer, head], 1 or 0 (see `probes.measures.roles`; where a norm follows on the attention's output, neither these nor
-        sizes beside the stream, and the attribute `roles_withheld` says why); `value_norm`, `key_norm`, `written_norm`
+        `probes.measures.sinks.collectors`; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure`
+        [layer, head], 1 or 0 (see `probes.measures.sinks.roles`; where a norm follows on the attention's output, neither
+        these nor sizes beside the stream, and the attribute `roles_withheld` says why); `value_norm`, `key_norm`, `written_norm`
         [layer, head, place];
         `selected` [rule, layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose
         coordinates `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds
@@ -153,7 +151,7 @@ def sinks(
         InputError: tokens, a key, a number or a replacement that cannot be used; not one document for each prompt; values
             that are not finite.
 
-    Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; roles are ours, see `probes.measures.roles`.
+    Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; roles are ours, see `probes.measures.sinks.roles`.
     """
     check_tokens(model, tokens)
     chosen = _check_keys(keys, tokens.shape[1])
@@ -212,7 +210,7 @@ def sinks(
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
     coords |= {"place": list(PLACES), "rule": list(RULES)} | ({"role": list(ROLES)} if "has_role" in found else {})
     if pictures:
-        first = best(found, int(pictures))
+        first = best({"attends": found["attends"], "written": found["attends"]}, int(pictures))  # the strongest
         found["pattern"] = _pictures(model, tokens[:1], first)
         coords |= {"picture": list(range(len(first)))}
         coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(HEAD)}
@@ -409,17 +407,3 @@ def _check_distinct(keys: Sequence[int]) -> None:
 def _check_share(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
         raise InputError(f"{name}={value} is no share of attention; give a number from 0 to below 1")
-
-
-def memory(model: View, prompts: int, length: int, **options: Any) -> int:
-    """Bytes above the loaded model at the peak, about; options as of `sinks`."""
-    sizes = Sizes.of(model)
-    every, twice = options.get("keys") == "all", options.get("reacts") is not None
-    found = sizes.passing(length) * (1 + twice) + sizes.patterns(length) * max(every, twice)
-    if passes_in_all(model, prompts, **options):  # a block's heads at once, all streams, logits and their logarithms
-        rows = min(sizes.heads, max(1, ROWS // length))
-        streams = (2 * sizes.blocks + rows) * length * sizes.width * sizes.itemsize
-        found = max(found, sizes.passing(length) * rows + streams + 4 * 8 * LOGITS_AT_ONCE)
-    if options.get("evict") is not None:  # next-token logits of two views, and what divergences are made of
-        found = max(found, sizes.passing(length) + 5 * 4 * READ_AT_ONCE)
-    return found

@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..models.fused import query_blocks
-from ..models.view import Attention, View
-from ..run.memory import shares
-from ..run.precision import double, precise, total
-from ..run.store import Piece, Pieces
-from .attention import column_statistics, columns, normalizers, outputs
+from ...models.fused import query_blocks
+from ...models.view import Attention, View
+from ...run.memory import shares
+from ...run.precision import double, precise, total
+from ...run.store import Piece, Pieces
+from ..attention import column_statistics, columns, normalizers, outputs
 from .collectors import counted
 
 NORMS = ("value_norm", "key_norm", "written_norm")

@@ -18,10 +18,10 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
-from ..results.statistics import jackknife, numbered
-from ..results.tables import estimated, number
-from ..results.variables import Variable
-from .reading import token_name
+from ...results.statistics import jackknife, numbered
+from ...results.tables import estimated, number
+from ...results.variables import Variable
+from ..reading import token_name
 
 STRONG, TOKENS = 3, 5  # keys and tokens of a block that are kept
 LEAST = 3  # prompts that a token stands in

@@ -27,7 +27,7 @@ Intervals (95 %) are jackknifed over documents, where they are given, else over 
 that it was decided by contains its threshold: all rules before it surely fail, and its own surely holds. With a single
 document or prompt nothing is sure.
 
-What a role does not say is whether the model needs it: that is the effect, `probes.measures.effect`.
+What a role does not say is whether the model needs it: that is the effect, `probes.measures.sinks.effect`.
 
 Source: science of the measurement, section 9, "Roles of heads at the sink".
 """
@@ -42,9 +42,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from ..errors import InputError
-from ..results.statistics import Interval, jackknife, numbered
-from .sink_sums import SIZES
+from ...errors import InputError
+from ...results.statistics import Interval, jackknife, numbered
+from .sums import SIZES
 
 ATTENDS = 0.3  # [Gu]'s eps again, on the mean over prompts; eight times uniform attention at 128 positions
 READS = 0.3  # of the output's size; where the parts are orthogonal, 0.3^2 = 9 % of its energy

@@ -1,0 +1,219 @@
+"""Attention sinks, and what every head does with position 0 (`compute`, `roles`, `effect`, `evict`, `collectors`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ... import options
+from ...measure import Headline, Measure
+from ...models.swap import parse_replacement
+from ...results.dataset import options_of
+from ...results.statistics import jackknifed, units
+from ...results.tables import Table, estimated, interval, number
+from .chart import CAPTION, chart
+from .collectors import KEY_COLUMNS, TOKEN_COLUMNS, key_rows, token_rows
+from .compute import TAU as TAU
+from .compute import THRESHOLD as THRESHOLD
+from .compute import parse_keys as parse_keys
+from .compute import sinks as sinks
+from .effect import parse_effect
+from .evict import DIMS, parse_counts
+from .roles import COLUMNS, cells, counts, parking_at, ranked, reading_at, withheld
+from .roles import RULES as RULES
+
+CACHE_COLUMNS = ("model", "first", "last", "positions by", "loss", "change", "KL")
+
+
+@dataclass(frozen=True)
+class Options(options.Options):
+    """Find attention sinks, and what every head does with position 0: reads, parks, reacts or ignores.
+
+    Writes sinks.nc, sinks.md and the chart: the sink rate of keys beside uniform attention and Wu's fraction, how many heads
+    have which role, and all heads, the strongest sinks first.
+
+    Examples:
+      headwater sinks tiny-llama
+      headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2
+      headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024
+      headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
+      headwater sinks tiny-llama --evict 0,1,4 --keep 16,64 --prompts 8
+      headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
+    """
+
+    keys: str | None = options.option("Positions that may be sinks: all, 0-7, 0,5; the first 8 if not given.")
+    threshold: float = options.option("A key with alpha above it is a sink [Gu].", THRESHOLD)
+    tau: float = options.option("Attention weights above it are counted [Wu].", TAU)
+    reacts: str = options.option("What to put at position 0: mean, zero, random, a token id, or off.", "mean")
+    pictures: int = options.option("Attention patterns to keep, of the strongest sinks; the chart shows three.", 3)
+    effect: str = options.option(
+        "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of "
+        "those that take most; it costs about half a pass per head and prompt.",
+        "off",
+    )
+    effect_prompts: int = options.option("Prompts for --effect: the first ones.", 8)
+    evict: str | None = options.option(
+        "Numbers of first keys that a cache keeps beside the last, as in 0,1,4: loss and KL against all keys."
+    )
+    keep: str | None = options.option(
+        "With --evict: numbers of last keys; 64,128,256 if not given, as far as prompts are longer."
+    )
+
+    def values(self) -> dict[str, Any]:
+        """As `sinks` takes them."""
+        reacts = None if self.reacts == "off" else parse_replacement(self.reacts)
+        values: dict[str, Any] = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
+        if (keys := values.pop("keys")) is not None:  # the default is as many of the first as a prompt has
+            values["keys"] = parse_keys(keys)
+        for name, example in (("evict", "0,1,4"), ("keep", "64,128,256")):
+            values[name] = None if values[name] is None else parse_counts(values[name], name, example)
+        return values
+
+
+# ------------------------------------------------------------------------------------------------------------ headlines
+
+
+def _alpha(ds: xr.Dataset) -> xr.DataArray:
+    """Position 0's mean weight, by prompt where it was kept."""
+    return ds["alpha"].sel(key=0, drop=True).mean(("layer", "head"))
+
+
+def _rate(ds: xr.Dataset) -> xr.DataArray:
+    """The share of heads in which position 0 is a sink, by prompt where alpha was kept by prompt."""
+    if "prompt" not in ds["alpha"].dims:
+        return ds["sink_rate_of_model"].sel(key=0, drop=True)
+    return (ds["alpha"].sel(key=0, drop=True) > options_of(ds)["threshold"]).mean(("layer", "head"))
+
+
+def _over_heads(ds: xr.Dataset, *, name: str) -> xr.DataArray:
+    return ds[name].mean(("layer", "head"))
+
+
+def _by_rule(ds: xr.Dataset) -> xr.DataArray:
+    """The share of heads that each rule selects, where there are no roles."""
+    if "has_role" in ds:
+        raise KeyError("rules are not needed")
+    known = [rule for rule in RULES if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds)]
+    return ds["selected"].sel(rule=known).mean(("layer", "head"))
+
+
+# ------------------------------------------------------------------------------------------------- sentences and tables
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """In how many heads position 0 is a sink, in which most, and in how many it would be by uniform attention."""
+    return [f"{model}: {_sink(ds)}{_roles(ds)}" for model, ds in results.items()]
+
+
+def _sink(ds: xr.Dataset) -> str:
+    if 0 not in ds["key"].values:
+        return "position 0 was not among the keys"
+    at, threshold = ds.sel(key=0), float(options_of(ds)["threshold"])
+    alpha = at["alpha"].mean([dim for dim in at["alpha"].dims if dim == "prompt"])
+    strongest = alpha.argmax(("layer", "head"))
+    block, head = (int(ds[dim][int(strongest[dim])]) for dim in ("layer", "head"))
+    even = int((at["uniform"] > threshold).sum()) * ds.sizes["head"]
+    return (
+        f"position 0 is a sink in {int((alpha > threshold).sum())} of {alpha.size} heads, most of all in block {block}, "
+        f"head {head} (alpha {number(alpha.max())}); with uniform attention it would be in {even} "
+        f"(alpha {number(at['uniform'].mean())})"
+    )
+
+
+def _roles(ds: xr.Dataset) -> str:
+    """How many heads have which role."""
+    if withheld(ds):
+        return f"; {withheld(ds)}"
+    told = [f"{count} {role.removesuffix('s')}" for role, (count, _) in counts(ds).items()]
+    return f"; of the heads {', '.join(told)}" if told else ""
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """All heads, the strongest sinks first; keys; counts by role and rule; collectors and caches where measured."""
+    heads, keys, more = [], [], []
+    for model, ds in results.items():
+        strongest = sorted(ranked(ds), key=lambda row: -np.nan_to_num(row.attends))
+        heads += [[model, *cells(row)] for row in strongest]
+        alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
+        columns = (ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, ds["uniform"].mean("layer"))
+        for key in ds["key"].values:
+            keys.append([model, str(key), *(number(column.sel(key=key), ".4f") for column in columns)])
+        more += [[model, *row] for row in _counts(ds)]
+    listed = [
+        Table("Heads, the strongest sinks first", ("model", *COLUMNS), heads),
+        Table("Keys", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), keys),
+        Table("Heads by role and threshold", ("model", "what", "value"), more),
+    ]
+    for title, columns, rows_of in (
+        ("Keys behind position 0 with the largest alpha, mean over heads", KEY_COLUMNS, key_rows),
+        ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
+        ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
+    ):
+        rows = [row for model, ds in results.items() for row in rows_of(model, ds)]
+        listed += [Table(title, columns, rows)] * bool(rows)
+    return listed
+
+
+def _counts(ds: xr.Dataset) -> list[list[str]]:
+    """Heads by role, surely so, by other thresholds and by each rule alone; learned sink logits; rounding of caches."""
+    rows = [[f"role {role}", f"{count} ({sure} surely)"] for role, (count, sure) in counts(ds).items()]
+    for role, at in (("reads", reading_at), ("parks", parking_at)) if rows else ():
+        rows.append([f"role {role}, by threshold", ", ".join(f"{n} at {limit:g}" for limit, n in at(ds).items())])
+    for rule in RULES:
+        limit = ds.attrs.get(f"{rule}_threshold")
+        if limit is None or rule in ds:
+            name = f"{rule}, attends and reads" if limit is None else f"{rule} > {float(limit):g}"
+            rows.append([f"rule {name}", str(int(ds["selected"].sel(rule=rule).sum()))])
+    for variable in ("sink_logit_share", "attends") if "sink_logit_share" in ds else ():
+        by_prompt = ds[f"{variable}_by_prompt"].mean(("layer", "head")).values
+        mean = jackknifed(lambda some: float(np.mean(some)), by_prompt, units(ds))
+        where = "learned sink logits" if variable == "sink_logit_share" else "position 0"
+        rows.append([f"mean weight on {where}", interval(*mean[:3], form=".3f")])
+    if "evict_kl" in ds:
+        most = float(np.abs(ds["evict_loss_change_by_prompt"].sel(cache="whole")).max())
+        rows.append(["change of loss before a cache has lost a key (rounding)", f"{most:.1g}"])
+    return rows
+
+
+def cache_rows(model: str, ds: xr.Dataset) -> list[list[str]]:
+    """What each cache costs where it has lost keys, in nats, with `CACHE_COLUMNS`; none where it was not measured."""
+    rows = []
+    for place in product(*(ds[dim].values for dim in DIMS[:-1])) if "evict_kl" in ds else ():
+        at = ds.sel(dict(zip(DIMS[:-1], place, strict=True)), drop=True).sel(cache="cut")
+        if not np.isnan(at["evict_kl"]):
+            losses = (number(at["evict_loss_before"], ".3f"), estimated(at, "evict_loss_change", "+.3f"))
+            rows.append([model, *map(str, place), *losses, estimated(at, "evict_kl", ".3f")])
+    return rows
+
+
+MEANS = {"attends": "mean weight on 0", "reads": "reads", "reacts": "reacts", "sink_logit_share": "sink logit's weight"}
+MEASURE = Measure(
+    name="sinks",
+    question="Which heads attend to position 0, and what do they do with it?",
+    compute=sinks,
+    options=Options,
+    headlines=(
+        Headline("sink rate of position 0", _rate),
+        Headline("alpha of position 0", _alpha, ratio=True),
+        Headline("alpha of uniform attention", lambda ds: ds["uniform"].sel(key=0, drop=True).mean("layer")),
+        Headline("over tau at position 0", lambda ds: ds["over_tau_of_model"].sel(key=0, drop=True)),
+        Headline("share of heads", partial(_over_heads, name="has_role")),
+        Headline("share of heads by rule", _by_rule),
+        *(Headline(f"{words}, mean over heads", partial(_over_heads, name=name)) for name, words in MEANS.items()),
+    ),
+    answer=answer,
+    tables=tables,
+    chart=chart,
+    caption=CAPTION,
+    trials={
+        "sinks": partial(
+            sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, pictures=2, evict=(0, 1), keep=(16,)
+        )
+    },
+)
