@@ -141,8 +141,8 @@ def sinks(
         cache]; with all keys `strong_...` [layer, strong] and `token_...` [layer, collector], see
         `probes.measures.sinks.collectors`; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure`
         [layer, head], 1 or 0 (see `probes.measures.sinks.roles`; where a norm follows on the attention's output, neither
-        these nor sizes beside the stream, and the attribute `roles_withheld` says why); `value_norm`, `key_norm`, `written_norm`
-        [layer, head, place];
+        these nor sizes beside the stream, and the attribute `roles_withheld` says why); `value_norm`, `key_norm`,
+        `written_norm` [layer, head, place];
         `selected` [rule, layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose
         coordinates `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds
         and what made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
