@@ -38,7 +38,6 @@ from .measure import measure, questions
 from .measures.bos_swap import bos_swap
 from .measures.inspect import inspect
 from .measures.leakage import leakage
-from .measures.sinks import sinks
 from .models.load import load
 from .models.view import View
 from .results.dataset import made_with
@@ -54,17 +53,8 @@ MEANS = "_of_model"  # how their names end
 BINNED = {"median_magnitude": 4e-3, "top_ratio": 4e-3}  # two bins, each up to 0.2 % wide
 
 TEXT = "def area(width, height):\n    return width * height\n"
-SINKS: dict[str, Any] = {
-    "keys": "all",
-    "effect": "all",
-    "effect_prompts": 2,
-    "pictures": 2,
-    "evict": (0, 1),
-    "keep": (16,),
-}
 SWAP: dict[str, Any] = {"profile_prompts": 1, "products": 32, "recall": 2, "bootstrap": 50}
 TRIALS: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
-    "sinks": partial(sinks, **SINKS),
     "leakage": partial(leakage, bootstrap=50),
     "bos-swap, mean@1:keys": partial(bos_swap, replacement="mean@1:keys", **SWAP),
     "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, bootstrap=50),

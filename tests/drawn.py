@@ -36,50 +36,6 @@ def result(condition: str, seed: int, *, length: int = LENGTH, zeros: int = 0) -
     return made(variables, {}, condition=condition, seed=seed, weights=weights, options=options)
 
 
-def sinks_result(*, layers: int = LAYERS, heads: int = HEADS, pictures: int = 3, keys: int = 8) -> xr.Dataset:
-    random = np.random.default_rng(layers)
-    attends = random.uniform(0, 0.8, (layers, heads))
-    reading = (attends > 0.4).astype(np.int8)
-    names = ["attends", "reads", "reacts", "sink-reading"]
-    variables: dict[str, tuple[Any, ...]] = {
-        "alpha": (
-            ("prompt", "layer", "head", "key"),
-            random.uniform(0.1, 3, (4, layers, heads, 1)) / (np.arange(keys) + 5),
-        ),
-        "sink_rate": (("layer", "key"), random.uniform(0, 1, (layers, 1)) * 0.5 ** np.arange(keys)),
-        "sink_rate_of_model": (("key",), random.uniform(0, 1, keys)),
-        "over_tau_of_model": (("key",), random.uniform(0, 1, keys)),
-        "uniform": (("layer", "key"), np.tile(1 / (np.arange(keys) + 20), (layers, 1))),
-        "attends": (("layer", "head"), attends),
-        "selected": (("rule", "layer", "head"), np.stack([reading] * 4)),
-    }
-    for name in ("value", "key", "written"):
-        variables[f"{name}_norm"] = (("layer", "head", "place"), random.uniform(0.1, 2, (layers, heads, 2)))
-    coords: dict[str, Any] = {"key": range(keys), "rule": names, "place": ["sink", "rest"]}
-    if pictures:
-        logits = np.where(np.tri(128) > 0, random.normal(0, 4, (pictures, 128, 128)), -np.inf)
-        pattern = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-        variables["pattern"] = (("picture", "picture_query", "picture_key"), pattern)
-        coords |= {
-            "picture_layer": (("picture",), range(pictures)),
-            "picture_head": (("picture",), [3, 2, 1][:pictures]),
-        }
-    options = {"threshold": 0.3, "tau": 0.2}
-    return made(variables, coords, options=options, attends_threshold=0.3, reads_threshold=0.35)
-
-
-def with_roles(ds: xr.Dataset) -> xr.Dataset:
-    """The same result, as of today: heads that attend read or park by turns, half of the others react."""
-    attends, (layers, heads) = ds["attends"].values > 0.4, ds["attends"].shape
-    odd = (np.arange(layers)[:, None] + np.arange(heads)) % 2 > 0
-    has = np.stack([attends & odd, attends & ~odd, ~attends & odd, ~attends & ~odd]).astype(np.int8)
-    roles = ["reads", "parks", "reacts", "ignores"]
-    more = {"has_role": (("role", "layer", "head"), has), "role_sure": (("layer", "head"), odd.astype(np.int8))}
-    sizes = {"written": np.where(has[0], 0.2, 0.02), "output_own": np.where(has[1], 0.1, 0.8)}
-    more |= {name: (("layer", "head"), values) for name, values in sizes.items()}
-    return ds.assign(more).assign_coords(role=roles).assign_attrs(large_threshold=0.1, small_threshold=0.3)
-
-
 def with_intervals(variables: dict[str, tuple[Any, np.ndarray]], width: float) -> dict[str, tuple[Any, ...]]:
     ends = {"": 0.0, "_low": -width, "_high": width}
     return {f"{name}{end}": (dims, x + by) for name, (dims, x) in variables.items() for end, by in ends.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pages
 import pytest
-from drawn import bos_result, leakage_result, result, several, sinks_result
+from drawn import bos_result, leakage_result, result, several
 from legible import LONG, faults
 from markupsafe import escape
 
@@ -127,7 +127,7 @@ def test_models_that_are_named_stand_first_alone_in_figures(collected, tmp_path)
 
 
 def test_real_language_models_stand_before_small_ones():
-    real, small = load(LLM / "sinks" / "sinks-smollm2-135m.nc"), sinks_result()
+    real, small = load(LLM / "sinks" / "sinks-smollm2-135m.nc"), result("pretrained", 0)
     assert list(report.leading({"small": small, "real": real})) == ["real"]
     assert list(report.leading({"small": small, "real": real}, ["small"])) == ["small"]
     assert list(report.leading({"a": small, "b": small}, ["other"])) == ["a", "b"]

@@ -17,7 +17,6 @@ from drawn import (
     leakage_result,
     legends_of,
     several,
-    sinks_result,
     text_of,
 )
 from matplotlib.axes import Axes
@@ -45,7 +44,7 @@ def results_of(size: str) -> dict[Any, xr.Dataset]:
     """A result for each figure."""
     blocks, heads = SIZES[size]
     sizes = {"layers": blocks, "heads": heads}
-    made = (sinks_result(**sizes), leakage_result(layers=blocks), bos_result(**sizes))
+    made = (leakage_result(layers=blocks), bos_result(**sizes))
     return dict(zip((draw for draw, *_ in DRAWN), made, strict=True))
 
 

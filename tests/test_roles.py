@@ -84,7 +84,7 @@ def test_no_role_is_said_where_a_norm_follows_on_the_output(name, backend):
         cell = dict(zip(table.columns, shown, strict=True))
         empty = [cell[column] == "-" for column in ("role", "written", "output", "attends", "reads")]
         assert empty == [norm] * 3 + [False] * 2
-    assert [float(row[4]) for row in table.rows] == sorted(ds.attends.values.ravel().round(3), reverse=True)
+    assert [float(row[5]) for row in table.rows] == sorted(ds.attends.values.ravel().round(3), reverse=True)
     assert ds.alpha.notnull().all()
     assert int(ds.effect.notnull().sum()) == 2
 

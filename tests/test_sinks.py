@@ -311,20 +311,9 @@ def test_ranking():
 # ------------------------------------------------------------------------------------------------- what is asked
 
 
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [
-        ("all", "all"),
-        ("0", (0,)),
-        ("0-7", tuple(range(8))),
-        ("0,5", (0, 5)),
-        ("5,0", (5, 0)),
-        ("0-2, 9 ,20-21", (0, 1, 2, 9, 20, 21)),
-        ("3-3", (3,)),
-    ],
-)
-def test_keys_are_read(text, keys):
-    assert parse_keys(text) == keys
+def test_keys_are_read():
+    assert [parse_keys(text) for text in ("all", "5,0", "3-3")] == ["all", (5, 0), (3,)]
+    assert parse_keys("0-2, 9 ,20-21") == (0, 1, 2, 9, 20, 21)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..options import MOST_PRODUCTS, Options, Target, option
-from . import options as read
 from .command import command
 from .console import print_report, print_written, progress, remark
 from .options import Bands, Initialization, Running, Source

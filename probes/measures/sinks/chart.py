@@ -16,8 +16,9 @@ ROLES = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE, "sink-reading": 
 PICTURES, POSITIONS = 3, 64  # of a model
 CAPTION = (
     "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dots: what heads do with "
-    "position 0. Grey: uniform attention. Patterns: the strongest sinks, shade is the square root of the weight."
+    "position 0. Grey: uniform attention."
 )
+PATTERNS = " Patterns: the strongest sinks, shade is the square root of the weight."
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
@@ -25,11 +26,10 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     rows = [
         Panel("block", _heads, height=3.0),
         Panel("alpha, mean over heads", _alphas),
-        Panel("share of heads in which the key is a sink", _rates, share=True),
+        Panel("share", _rates, share=True),
     ]
-    if all("pattern" in ds for ds in results.values()):
-        rows.append(Panel("", _patterns))
-    return panels(results, rows, CAPTION)
+    drawn = len(results) == 1 and "pattern" in next(iter(results.values()))  # there is no room for those of several
+    return panels(results, [*rows, Panel("", _patterns)] if drawn else rows, CAPTION + PATTERNS * drawn)
 
 
 def _heads(cell: Axes, ds: xr.Dataset) -> None:
@@ -47,8 +47,8 @@ def _alphas(cell: Axes, ds: xr.Dataset) -> None:
 
 def _rates(cell: Axes, ds: xr.Dataset) -> None:
     marker = "o" if ds.sizes["key"] <= 16 else ""
-    rate = Series("alpha above the threshold", ds["sink_rate_of_model"], INK, x=ds["key"], marker=marker)
-    over = Series("share of weights above tau", ds["over_tau_of_model"], BLUE, x=ds["key"], marker=marker)
+    rate = Series("of heads: alpha above the threshold", ds["sink_rate_of_model"], INK, x=ds["key"], marker=marker)
+    over = Series("of queries: weight above tau", ds["over_tau_of_model"], BLUE, x=ds["key"], marker=marker)
     curves(cell, [rate, over])
     _key_axis(cell, ds)
 
