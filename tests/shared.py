@@ -22,7 +22,6 @@ from probes.studies.survey import survey
 from probes.theory.kernel import second_moment
 
 SURVEYS: dict[str, dict[str, Any]] = {
-    "sinks": {"prompts": 5, "length": 32, "options": {"reacts": "mean"}},
     "leakage": {"prompts": 5, "length": 32, "options": {"bootstrap": 9}},
     "bos-swap": {
         "prompts": 4,
@@ -34,6 +33,7 @@ AUTO: dict[str, Any] = {"products": "auto", "relative_error": 0.01, "conditions"
 # By folder: the measure, prompts and their length, options.
 RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "trajectory": ("trajectory", 5, 32, {"starts": 4}),
+    "sinks": ("sinks", 5, 32, {"reacts": "mean", "evict": "1", "keep": "8", "effect": "2"}),
     "decode": ("decode", 9, 32, {"erase": "2", "bootstrap": 9, "recall": 0}),
     "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": "40"}),
     "auto": ("jacobian", 3, 24, AUTO),

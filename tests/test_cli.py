@@ -32,7 +32,7 @@ HEAVY = ("torch", "transformers", "transformer_lens", "datasets", "xarray", "mat
 
 def test_answers_that_need_no_library_import_none():
     commands = [str(command.name) for command in cli.app.registered_commands]
-    given = [[], ["--help"], ["--version"], ["pretrain", "--bogus"], ["sinks", "--prompts", "x"]]
+    given = [[], ["--help"], ["--version"], ["pretrain", "--bogus"]]
     given += [[command, "--help"] for command in commands]
     program = f"""
 import sys, probes.cli.main as cli
@@ -46,7 +46,7 @@ print("imported:", *sorted(set(sys.modules) & set({HEAVY!r})))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "imported:"
-    assert done.stdout.count("ended:") == len(given) > 15
+    assert done.stdout.count("ended:") == len(given) > 10
 
 
 def test_version_is_the_distribution_s(monkeypatch, capsys):
