@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..options import MOST_PRODUCTS, Options, Target, option
+from ..options import MOST_PRODUCTS, Target, option
 from .command import command
 from .console import print_report, print_written, progress, remark
 from .options import Bands, Initialization, Running, Source
