@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import parser
 
-SCRIPTS = ("jacobian", "sinks", "toys", "costs", "recall")
+SCRIPTS = ("jacobian", "sinks", "toys", "costs")
 HEAD = (
     "# Benchmarks\n\nContenders take turns and are compared round by round: medians, with quartiles in parentheses. The "
     "machine is shared, so that seconds hold for it and for that hour. Quote ratios. Not measured on GPU."

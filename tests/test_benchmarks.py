@@ -10,7 +10,7 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-NAMES = ("common", "run", "jacobian", "sinks", "toys", "costs", "recall")
+NAMES = ("common", "run", "jacobian", "sinks", "toys", "costs")
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +77,11 @@ def test_a_section_takes_the_place_of_the_one_with_its_heading():
 
 
 @pytest.mark.slow
-def test_benchmarks_run_and_their_sections_make_the_page(tmp_path):
+def test_a_benchmark_runs_and_its_section_is_put_into_the_page(tmp_path):
     page = tmp_path / "benchmarks.md"
     command = [sys.executable, str(FOLDER / "run.py"), "--quick", "--out", str(page), "--only"]
-    subprocess.run([*command, "toys,recall"], check=True, stdout=subprocess.PIPE)
-    text = page.read_text(encoding="utf-8")
-    for title, words in {"Toys": "torch.nn loop, one by one", "Recall by depth": "a pass per question"}.items():
-        assert text.count(f"\n## {title}\n") == text.count(words) / (2 if title == "Toys" else 1) == 1
+    subprocess.run([*command, "toys"], check=True, stdout=subprocess.PIPE)
+    assert page.read_text(encoding="utf-8").count("torch.nn loop, one by one") == 2  # at two widths
     run = subprocess.run([*command, "jacobians"], capture_output=True, text=True, check=False)
     assert run.returncode == 2
     assert "--only jacobians does not exist" in run.stderr

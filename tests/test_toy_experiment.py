@@ -155,6 +155,7 @@ def stop(label: str, done: float, total: float) -> None:
 
 def test_interrupted_and_run_again_is_the_uninterrupted_run(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "TELL_SECONDS", -1.0)
+    monkeypatch.setattr(training, "SAVE_SECONDS", -1.0)
     whole, _, _ = run("tiny-one", tmp_path / "whole", device="cpu")
     with pytest.raises(KeyboardInterrupt):
         run("tiny-one", tmp_path / "out", device="cpu", advance=stop)

@@ -101,8 +101,8 @@ def test_lengths_are_about_the_mean_embedding():
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Architecture(position_width=1), "position_width=1; give it with positional='learned'"),
-        (lambda: Architecture(positional="learned", position_width=3), "position_width=3 does not fit a width of 2"),
+        (lambda: Architecture(position_width=1), "position_width=1 is of positional='learned'"),
+        (lambda: Architecture(positional="learned", position_width=3), "position_width=3 is of positional='learned'"),
         (lambda: Architecture(readout="distance", head="mlp"), "give head='linear'"),
         (lambda: Settings(case=("width 3",)), "case='width 3' is unknown; give one of width 1, width 1 with distance"),
     ],

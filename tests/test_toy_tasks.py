@@ -67,7 +67,7 @@ def test_bos_stands_first_and_nowhere_else():
     assert torch.equal(drawn.inputs[..., 1:], without[..., 1:])
 
 
-@pytest.mark.parametrize("biased", [None, (0,), (0, 3), (1, 1, 2)])
+@pytest.mark.parametrize("biased", [None, (0,), (1, 1, 2)])
 def test_sequences_have_the_structure_of_the_source(biased):
     task = InContext(items=4, width=6, classes=5, labels=3, burst=2, eps=0.0, batch=1000, biased=biased)
     world = task.world(1, "cpu")
@@ -89,7 +89,7 @@ def test_sequences_have_the_structure_of_the_source(biased):
     assert torch.allclose((own == query).float().mean(0), wanted, atol=4.5 * 0.5 / math.sqrt(3000))
 
 
-@pytest.mark.parametrize(("classes", "kinds"), [(5, 2), (4, 3), (4, 4), (3, 1)])
+@pytest.mark.parametrize(("classes", "kinds"), [(5, 2), (4, 4)])
 def test_classes_are_drawn_uniformly_without_replacement(classes, kinds):
     task = InContext(items=kinds, width=2, classes=classes, burst=1)
     counts = {chosen: 0 for chosen in permutations(range(classes), kinds)}
@@ -141,9 +141,7 @@ def test_a_sequence_is_put_together_as_the_formula_says(monkeypatch):
         assert torch.allclose(inputs, torch.tensor(wanted), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("data", "right", "wrong"), [("gaussian", 0, 4), ("gaussian", 7, 0), ("fixed", 4, 0), ("fixed", 7, 4)]
-)
+@pytest.mark.parametrize(("data", "right", "wrong"), [("gaussian", 7, 0), ("fixed", 4, 0)])
 def test_pairs_put_one_vector_in_two_places_and_ask_for_one(data, right, wrong):
     task = InContext(width=16, classes=64, labels=32, data=data)
     world = task.world(0, "cpu")
@@ -184,9 +182,8 @@ def test_tests_are_of_classes_that_training_never_shows():
         assert torch.equal(labels[places, shown], answers)
 
 
-@pytest.mark.parametrize("burst", [1, 2, 4])
-def test_relabelled_classes_have_each_others_labels(burst):
-    task = InContext(width=16, classes=64, labels=32, burst=burst, eps=0.0)
+def test_relabelled_classes_have_each_others_labels():
+    task = InContext(width=16, classes=64, labels=32, burst=2, eps=0.0)
     world = task.world(0, "cpu")
     drawn = task.relabelled(world, generator(3), 200)
     x, own = drawn.inputs[0], drawn.hidden[0]
@@ -195,7 +192,7 @@ def test_relabelled_classes_have_each_others_labels(burst):
     assert torch.equal(world.label_of[classes[:, -1]], own)
     for asked, shown in zip(classes.tolist(), labels.tolist(), strict=True):
         told = dict(zip(asked[:-1], shown, strict=True))  # one label for each class
-        assert len(told) == 8 // burst
+        assert len(told) == 4
         assert asked[-1] in told
         assert sorted(told.values()) == sorted(int(world.label_of[one]) for one in told)
         before = [max(told), *sorted(told)[:-1]]
@@ -235,14 +232,12 @@ def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes(
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Copying(vocabulary=1), "vocabulary=1 is too few; give at least 2"),
         (lambda: Copying(vocabulary=2, bos=True), "vocabulary=2 is too few; give at least 3"),
         (lambda: Copying(target=10), "target=10 is no position of 10; give from -10 to 9"),
         (lambda: Copying(target=0, bos=True), "target=0 is BOS in every sequence; give from 1 to 9"),
         (lambda: InContext(burst=3), "burst=3 does not divide 8 items"),
         (lambda: InContext(classes=1), "1 classes are too few; give at least 2"),
         (lambda: InContext(eps=-0.1), "eps=-0.1 is no strength"),
-        (lambda: InContext(scale="paper"), "scale='paper' is unknown; give one of text, program"),  # pyright: ignore
         (lambda: InContext(biased=()), "biased=() are no items; give numbers from 0 to 7, or None"),
         (lambda: SMALL.pairs(WORLD, generator(), 1, 0, 4), "item 4 is not there; give a number from 0 to 3"),
         (lambda: SMALL.pairs(WORLD, generator(), 1, 2, 2), "items 2 and 2 are one"),

@@ -100,48 +100,45 @@ class Architecture:
         kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
         for name, kind in (kinds | {"attention": AttentionSwitch, "kernel": Kernel, "readout": Kernel}).items():
             one_of(name, getattr(self, name), get_args(kind))
-        head, positional, axes = self.width // self.heads, self.positional, self.position_width
+        for name, switch in (("window", "mask"), ("prefix", "mask"), ("decay", "positional")):
+            value, chosen = getattr(self, name), getattr(self, switch)
+            if (value is not None) != (chosen == name):
+                raise InputError(
+                    f"{switch} is '{chosen}' and {name} is {value}; give both or neither of '{name}' and {name}=N"
+                )
+        sizes = {name: size for name in ("window", "prefix") if (size := getattr(self, name)) is not None}
+        axes = self.position_width
+        wrong = next((f"{name}={size}" for name, size in sizes.items() if not 1 <= size <= self.length), None)
         refuse(
             {
+                f"{wrong} does not fit {self.length} positions; give from 1 to {self.length}": wrong,
                 f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it": self.width
                 % self.heads,
-                f"rope turns pairs, and a head of width {head} is odd; give heads an even width": (
-                    positional == "rope" and head % 2
-                ),
                 f"{self.groups} key-value heads do not divide {self.heads} heads; give a divisor": self.heads
                 % self.groups,
-                f"frequencies={self.frequencies} do not fit {head // 2} planes of positional='{positional}'; give one for "
-                "each plane with positional='rope', and only there": (
-                    self.frequencies is not None and (positional, len(self.frequencies)) != ("rope", head // 2)
+                f"rope turns pairs, and a head of width {self.head_dim} is odd; give heads an even width": (
+                    self.positional == "rope" and self.head_dim % 2
                 ),
                 f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width": (
-                    positional == "sinusoidal" and self.width % 2
+                    self.positional == "sinusoidal" and self.width % 2
                 ),
-                f"positional is '{positional}' and position_width={axes}; give it with positional='learned'": (
-                    axes is not None and positional != "learned"
+                f"frequencies={self.frequencies} are not those of {self.head_dim // 2} planes of rope; give one for each": (
+                    self.frequencies is not None
+                    and (self.positional, len(self.frequencies)) != ("rope", self.head_dim // 2)
                 ),
-                f"position_width={axes} does not fit a width of {self.width}; give from 1 to {self.width}": (
-                    axes is not None and not 1 <= axes <= self.width
+                f"position_width={axes} is of positional='learned', from 1 to the width; give such a one, or None": (
+                    axes is not None and (self.positional != "learned" or not 1 <= axes <= self.width)
                 ),
                 "readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'": (
                     self.readout == "distance" and self.head == "mlp"
                 ),
-                f"positional is '{positional}' and decay is {self.decay}; give decay=M with positional='decay', and only "
-                "there": (self.decay is not None) != (positional == "decay"),
                 f"decay={self.decay} is no rate; give a finite number of nats per token, 0 or more": (
                     self.decay is not None and not 0 <= self.decay < math.inf
                 ),
                 f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; give "
-                "mask='causal' or 'window'": positional == "decay" and self.mask in ("full", "prefix"),
+                "mask='causal' or 'window'": self.positional == "decay" and self.mask in ("full", "prefix"),
             }
         )
-        for name in ("window", "prefix"):
-            size = getattr(self, name)
-            if (size is not None) != (self.mask == name):
-                given = "none is given" if size is None else f"{name}={size} is given"
-                raise InputError(f"mask is '{self.mask}' and {given}; give {name}=N with mask='{name}', and only there")
-            if size is not None and not 1 <= size <= self.length:
-                raise InputError(f"{name}={size} does not fit {self.length} positions; give from 1 to {self.length}")
 
     @property
     def head_dim(self) -> int:

@@ -21,9 +21,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ from probes.run.files import remove_empty, require_writable
 from probes.run.store import RESULT, Piece, Store
 
 from . import narrow
-from .checks import above_zero, seed_and_decay
+from .checks import above_zero, one_of, seed_and_decay
 from .model import Architecture, Switches, Weights, forward, initial
 from .tasks import Copying, Task
 
@@ -46,7 +45,8 @@ DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data i
 STEPS_DRAWN = 64  # steps of a block at most
 # Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory.
 TOGETHER = defaultdict(lambda: 1 << 28, cpu=1 << 20)
-SAVE_SECONDS, TELL_SECONDS = 60.0, 0.2
+PREDICTED_TOGETHER = 16  # models whose predictions are computed at a time
+SAVE_SECONDS, TELL_SECONDS = 20.0, 0.2
 UNFINISHED = "training"  # folder of unfinished work
 
 Schedule = Literal["constant", "cosine"]
@@ -74,8 +74,7 @@ class Run:
     def __post_init__(self) -> None:
         above_zero("learning_rate", self.learning_rate)
         seed_and_decay(self.seed, self.weight_decay)
-        if self.schedule not in ("constant", "cosine"):
-            raise InputError(f"schedule={self.schedule!r} is unknown; give 'constant' or 'cosine'")
+        one_of("schedule", self.schedule, get_args(Schedule))
         model, task = self.architecture, self.task
         for name in ("length", "vocabulary", *(["width"] if task.vocabulary is None else [])):
             have, need = getattr(model, name), getattr(task, name)
@@ -115,7 +114,6 @@ def train(
     record: Iterable[int] = (),
     recorded: Sequence[str] = ("embedding", "positions"),
     folder: str | Path | None = None,
-    together: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> list[Trained]:
     """Train every run for `steps` steps and give the outcomes in the runs' order.
@@ -126,10 +124,9 @@ def train(
         device: where data are drawn and models trained.
         record: steps (numbers of updates done, 0 for fresh weights) at which the weights named in `recorded` are kept.
         recorded: names as in `model.initial`; those a model does not have are left out.
-        folder: where unfinished work is saved, every minute and at an interruption (`probes.run.store`), and resumed
-            from. The same call then gives the very numbers of an uninterrupted one (on the same number of threads). The
-            caller removes the folder in the end (`forget`).
-        together: models trained side by side at most; chosen by their size if None.
+        folder: where unfinished work is saved every 20 seconds (`probes.run.store`), and resumed from. The same call then
+            gives the very numbers of an uninterrupted one (on the same number of threads). The caller removes the folder
+            in the end (`forget`).
         advance: called now and then with the number of model-steps done since; the first call tells what was done before.
 
     Raises:
@@ -149,7 +146,7 @@ def train(
         require_writable(root)
     found: dict[int, Trained] = {}
     with nullcontext() if root is None else alone(root):
-        for number, members in enumerate(groups(runs, device, together)):
+        for number, members in enumerate(groups(runs, device)):
             group = _Group([runs[i] for i in members], steps, torch.device(device), record, recorded)
             group.go(Store(root, f"group {number}", group.key), advance or (lambda done: None))
             found |= dict(zip(members, group.trained(), strict=True))
@@ -163,17 +160,12 @@ def forget(folder: str | Path) -> None:
         remove_empty([path])
 
 
-def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: int | None = None) -> list[list[int]]:
+def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list[int]]:
     """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
 
     Those that can share data stay together. RoPE, which costs time where it is on, and models with a layout of their own
     (`toy.narrow`) stand apart from the rest.
-
-    Raises:
-        InputError: `together` is less than 1.
     """
-    if together is not None and together < 1:
-        raise InputError(f"together={together} is too few; give at least 1, or None")
     by_shape: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
         a = run.architecture
@@ -181,7 +173,7 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: in
     found = []
     for (shape, batch, *_), members in by_shape.items():
         numbers = batch * shape.length * (shape.width * shape.blocks + shape.heads * shape.length)
-        most = together or max(1, TOGETHER[torch.device(device).type] // numbers)
+        most = max(1, TOGETHER[torch.device(device).type] // numbers)
         members.sort(key=lambda i: (runs[i].seed, str(runs[i].task.stream)))
         parts = -(-len(members) // most)
         each = -(-len(members) // parts)
@@ -189,11 +181,11 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu", together: in
     return found
 
 
-def logits(models: Sequence[Trained], inputs: Tensor, *, together: int = 16) -> Float[Tensor, "model batch outputs"]:
+def logits(models: Sequence[Trained], inputs: Tensor) -> Float[Tensor, "model batch outputs"]:
     """What trained models of one shape predict at the last position for the same inputs [B, T(, d)], without gradients."""
     found = []
-    for at in range(0, len(models), together):
-        some = models[at : at + together]
+    for at in range(0, len(models), PREDICTED_TOGETHER):
+        some = models[at : at + PREDICTED_TOGETHER]
         architectures = [model.run.architecture for model in some]
         weights = stacked([model.weights for model in some])
         shared = inputs[None].expand(len(some), *inputs.shape) if inputs.dtype == torch.long else inputs[None]
@@ -283,7 +275,6 @@ class _Group:
             "device": device.type,
             "runs": [run.described() for run in runs],
         }
-        self.whole = True  # false while weights, moments and step do not belong together
         self._keep()
 
     def weights(self) -> dict[str, Tensor]:
@@ -299,43 +290,27 @@ class _Group:
         """Train to the end from wherever the state in `store` is."""
         if (state := store.get(RESULT)) is not None:
             self._resume(state)
-        save = (lambda: None) if store.folder is None else partial(self._save, store)
         advance(self.step * len(self.runs))
         if self.step == self.steps:
             return
-        try:
-            done = self._loop(save, advance)
-        except KeyboardInterrupt:
-            if self.whole:  # else the state of a minute ago stays
-                save()
-            raise
-        save()
-        advance(done)
-
-    def _loop(self, save: Callable[[], None], advance: Callable[[int], None]) -> int:
-        """Every step that is left; returns how many model-steps `advance` has not heard of."""
         leaves = {name: view.detach().requires_grad_() for name, view in self.weights().items()}
         switches = Switches.of([run.architecture for run in self.runs], self.device)
         streams = _Streams(self.runs, self.device)
         now = saved = told = time.monotonic()
-        done = 0
+        done = 0  # model-steps that `advance` has not heard of
         while self.step < self.steps:
-            slope = self._slope(leaves, switches, streams)
-            self.whole = False
-            self._update(slope)
+            self._update(self._slope(leaves, switches, streams))
             self.step += 1
             self._keep()
-            self.whole = True
             done += len(self.runs)
             before, now = now, time.monotonic()
             self.seconds += now - before
-            if now - told > TELL_SECONDS:
+            if store.folder is not None and (now - saved > SAVE_SECONDS or self.step == self.steps):
+                self._save(store)
+                saved = time.monotonic()
+            if now - told > TELL_SECONDS or self.step == self.steps:
                 advance(done)
                 told, done = now, 0
-            if now - saved > SAVE_SECONDS:
-                save()
-                saved = time.monotonic()
-        return done
 
     def _slope(
         self, leaves: dict[str, Tensor], switches: Switches, streams: _Streams

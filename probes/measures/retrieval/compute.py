@@ -19,7 +19,7 @@ alike, longer values.
 
 **Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`): a question
 is a row, and the values that are compared share their beginnings in a tree. The naive way, a pass over the whole text for
-each question, is what views do that cannot continue a context (`benchmarks/recall.py` compares them).
+each question, is what views do that cannot continue a context (`docs/probes/retrieval.md` has both costs).
 
 Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measurement, section 11.
 """
