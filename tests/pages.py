@@ -14,10 +14,10 @@ import xarray as xr
 from filelock import FileLock
 
 from probes.claims.claim import Claim
-from probes.measures.match_result import judged
 from probes.report.measuring import Source, Study, measure, studies
 from probes.results.dataset import attributes, load, made_with, save
 from probes.run.files import file_name
+from toy.match_result import judged
 
 LENGTH, PROMPTS = 24, 4
 ROGUE = "<script>alert('x')</script>/ape & co"  # the name of a model, as somebody might call a folder

@@ -15,6 +15,7 @@ import toy.experiments.experiment as experiment
 from probes import charts, figures
 from probes.measures.map import MAP
 from probes.results.dataset import load
+from toy.match import MEASURE as MATCH
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 LONG = ("some-laboratory-model-0.5b-instruct-a", "another.house_s_language-model-q4_k_m")  # of 37 characters each
@@ -41,7 +42,7 @@ def results(folder: str, names: Sequence[str]) -> dict[str, xr.Dataset]:
 
 def drawn(figure: str, names: Sequence[str]) -> Figure:
     if figure == "match":
-        return figures.match_figure(dict.fromkeys(names[:2], load(REPORTS / "llm" / "match" / "match.nc")))
+        return MATCH.chart(dict.fromkeys(names[:2], load(REPORTS / "llm" / "match" / "match.nc")))
     draw, folder = DRAWN[figure]
     return draw(results(folder, names))
 

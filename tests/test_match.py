@@ -18,21 +18,20 @@ from commands import call
 from kept import listed
 from made_toys import MATCHED as SMALL
 
-import probes
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.loop import run as measured_by
 from probes.measures.agreement import agreement
 from probes.measures.jacobian import jacobian
-from probes.measures.match_result import MATCHED, STATES, clean, judged, others_of, points_of, samples, toys_learnt
 from probes.models.load import load
 from probes.models.strength import frequencies, strength
 from probes.models.swap import swapped
 from probes.options import Prompts
 from probes.results.dataset import load as load_result
-from probes.studies.match_report import match_report, swap_change
 from toy import match as layout
 from toy.match import MEASURE, Options, match, over_seeds
+from toy.match_result import MATCHED, STATES, clean, judged, others_of, points_of, samples, toys_learnt
+from toy.match_shown import swap_change, tables
 from toy.matching import QUICK, Matching, Settings
 
 pytestmark = pytest.mark.slow
@@ -257,9 +256,9 @@ def test_members_are_averaged_and_seeds_resampled():
 
 
 def test_report_is_made_from_results_alone(done):
-    report = match_report(done[1])
-    agreeing, attention, training, ingredients = report.tables
-    assert all(len(row) == len(table.columns) for table in report.tables for row in table.rows)
+    every = tables(done[1])
+    agreeing, attention, training, ingredients = every
+    assert all(len(row) == len(table.columns) for table in every for row in table.rows)
     assert {(row[2], row[-2]) for row in training.rows} == {("retrieval", "0.25"), ("in-context", "0.62")}
     learnt = {row[-1] for row in training.rows if row[2] == "in-context"}
     assert learnt <= {"not trained", "partly trained"}  # in so few steps
@@ -275,7 +274,7 @@ def test_report_is_made_from_results_alone(done):
     assert {row[3] for row in training.rows} == {str(BLOCKS)}
     ds = knowing(done[1]["ape"], "in-context")
     assert toys_learnt(ds, "matched", "in-context") == "trained"  # and are compared
-    rows = match_report({"ape": ds}).tables[0].rows
+    rows = tables({"ape": judged(ds, bootstrap=0)})[0].rows
     assert [row[3] == "-" for row in rows if row[2] == "in-context toy"] == [False]
 
 
@@ -289,19 +288,17 @@ def committed() -> dict[str, xr.Dataset]:
 
 def test_committed_table_is_that_of_the_committed_results(committed):
     written = (COMMITTED / "match.md").read_text(encoding="utf-8")
-    report = match_report(committed)
     assert len(committed) >= 4
-    rows = ["| " + " | ".join(row) + " |" for table in report.tables for row in table.rows]
+    results = {name: judged(ds) for name, ds in committed.items()}
+    rows = ["| " + " | ".join(row) + " |" for table in tables(results) for row in table.rows]
     assert [row for row in rows if row not in written] == []
 
 
 def test_figure_draws_profiles_at_initialization_and_after_training(done):
-    figure = probes.match_figure(done[1])
+    figure = MEASURE.chart(done[1])
     assert [cell.get_title() for cell in figure.axes[:2]] == ["ape\nat initialization", "ape\nafter training"]
     assert len(figure.axes) == 2 * 2
     assert all(LENGTH in {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()} for cell in figure.axes)
-    with pytest.raises(InputError, match="headwater match"):
-        probes.match_figure(xr.Dataset(attrs={"model": "ape"}))
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,10 @@ from torch import Tensor
 
 from probes import options
 from probes.errors import InputError
-from probes.figures.match import CAPTION, match_figure
 from probes.measure import Headline, Measure, Unit
 from probes.measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
 from probes.measures.bos_swap import removed
 from probes.measures.leakage import LEAST_PROMPTS
-from probes.measures.match_result import CURVES, ENDS, STATES, TRAININGS, judged
 from probes.models.initialization import CONFIG, Rule
 from probes.models.strength import frequencies, strength
 from probes.models.view import View
@@ -49,10 +47,11 @@ from probes.results.ushape import SHORTEST
 from probes.run.precision import double
 from probes.run.progress import Progress, Tally, part
 from probes.run.store import Store
-from probes.studies.match_report import sentences, tables
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment
 
+from .match_result import CURVES, ENDS, STATES, TRAININGS, judged
+from .match_shown import CAPTION, chart, sentences, tables
 from .matching import MATCHED, QUICK, Matching, Member, Plan, Settings, Training
 
 PRODUCTS = 16  # of a sketch, per prompt: over 8 prompts within 2 %
@@ -343,9 +342,9 @@ MEASURE = Measure(
     compute=match,
     options=Options,
     headlines=(Headline("RMS log error of the profile", _agreement, ratio=True, form=".2f"),),
-    answer=lambda results: list(sentences(results)),
+    answer=sentences,
     tables=tables,
-    chart=match_figure,
+    chart=chart,
     caption=CAPTION,
     units=_units,
     defaults={"prompts": 64},

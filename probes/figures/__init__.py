@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .bos import bos_figure as bos_figure
 from .leakage import leakage_figure as leakage_figure
-from .match import match_figure as match_figure
 from .palette import BLACK as BLACK
 from .palette import BLUE as BLUE
 from .palette import CONDITIONS as CONDITIONS

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xarray as xr
 
-from ..measures.agreement import averaged, fractions, taken_at
 from ..measures.leakage import resolved
-from ..measures.match_result import positive, samples
 from ..measures.retrieval import mechanism_numbers
 from ..results.curves import Profile, band
 from ..results.profiles import profiles
@@ -20,16 +18,13 @@ from .palette import (
     BEFORE,
     DECODED,
     MECHANISM,
-    MODEL,
     NULLS,
     PARTS,
     PURPLE,
     RECALL,
     SOURCES,
     STREAM_COLOR,
-    THEORIES,
     TOTAL_COLOR,
-    TOYS,
     Style,
     condition_style,
     replacement_colors,
@@ -267,35 +262,3 @@ def swapped_profiles(ds: xr.Dataset, colors: Mapping[str, str] | None = None) ->
 
 
 # ------------------------------------------------------------------------------------------------- toys beside models
-
-
-def beside(ds: xr.Dataset, quantity: str) -> list[Curve]:
-    """Curves over the position fraction of a model, its toys and theories: "sensitivity", or "alpha" against uniform."""
-    states, trainings = ([str(one) for one in ds[name].values] for name in ("state", "training"))
-    whose: list[tuple[tuple[str, str], str, Style]] = [(("model", state), state, MODEL[state]) for state in states]
-    whose += [((v, t), "", TOYS[t]) for v in map(str, ds["variant"].values) for t in trainings]
-    if quantity == "sensitivity":
-        whose += [(("theory", name), s, THEORIES[theory]) for s in states for name, theory in BESIDE_THEORIES.items()]
-    found = []
-    for (kind, which), state, style in whose:
-        known = samples(ds, quantity, (kind, which), state)
-        if known is None:
-            continue
-        toy, y = kind not in ("model", "theory"), averaged(known)
-        of = {"kind": "toy" if toy else kind, "which": which, "state": state, "quantity": quantity}
-        of |= {"variant": kind} if toy else {"theory": BESIDE_THEORIES.get(which, "")}
-        if quantity == "alpha":
-            uniform = ds["toy_uniform"].sel(variant=kind, training=which) if toy else ds["model_uniform"]
-            y = y / positive(uniform.values[: len(y)])
-        found.append(Curve(fractions(len(y)), y, style, label=style.label, of=of, width=1.2))
-    return found
-
-
-def over_means(curves: Sequence[Curve], points: int) -> list[Curve]:
-    """Each over its geometric mean at those of `points` even fractions where all of them are above zero."""
-    if not curves:
-        return []
-    coarse = np.stack([taken_at(curve.y, min(points, len(curve.y))) for curve in curves])
-    common = np.all(coarse > 0, 0)
-    means = np.exp(np.log(coarse[:, common]).mean(1)) if common.any() else np.ones(len(curves))
-    return [replace(curve, y=curve.y / mean) for curve, mean in zip(curves, means, strict=True)]

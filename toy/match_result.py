@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ..results.gate import Learnt, blind_reader, learnt
-from .agreement import BOOTSTRAP, SHAPES, Samples, agreement, averaged, shape
+from probes.measures.agreement import BOOTSTRAP, SHAPES, Samples, agreement, shape
+from probes.results.gate import Learnt, blind_reader, learnt
 
-
-def swap_ratio(ds: xr.Dataset, kind: str, where: Mapping[str, str]) -> np.ndarray | None:
-    """Profile after the swap / before by position, NaN where either is 0 and at position 0, another input; None: no run."""
-    before = clean(ds[f"{kind}_elasticity"].sel(dict(where)).values)
-    after = clean(ds[f"{kind}_swapped"].sel(dict(where)).values[:, None])
-    if before is None or after is None:
-        return None
-    ratio = positive(averaged(after)) / positive(averaged(before))
-    ratio[0] = np.nan
-    return ratio
-
-
-def clean(values: np.ndarray) -> np.ndarray | None:
-    """[seed, prompt, position] without seeds, prompts and positions that are not there; None where none is left."""
-    known = ~np.isnan(values)
-    found = values[known.any((1, 2))][:, known.any((0, 2))][..., known.any((0, 1))].astype(np.float64)
-    return found if found.size and not np.isnan(found).any() else None
-
-
-def positive(values: np.ndarray) -> np.ndarray:
-    return np.where(values > 0, values, np.nan)
-
+from .matching import MATCHED as MATCHED
 
 CURVES = ("sensitivity", "alpha")
-MATCHED = "matched"
 STATES = ("init", "pretrained")
 TRAININGS = ("init", "retrieval", "in-context")
 TASKS = ("retrieval", "in-context")
+ENDS = ("", "_low", "_high")
+FIELDS = (*(f"{field}{end}" for field in ("spearman", "error") for end in ENDS), "apart")
+SAID = {
+    "spearman": "rank correlation of a curve of the model and another's, by position fraction",
+    "error": "RMS log error of the two, free scale, where both are above zero",
+    "apart": "share of points where one of the two is zero and the other is not",
+    "primacy": "first 5 % of positions against the middle half's median",
+    "recency": "last position against the middle half's median",
+    "trough": "place of the smoothed curve's minimum, as a fraction",
+}
 
 
 def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
@@ -48,21 +36,17 @@ def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
 
     Fresh weights against fresh toys; trained ones against fresh weights, fresh toys and trained ones.
     """
-    found: dict[str, tuple[str, str]] = {}
-    if "theory_kernel" in ds:
-        found["second-moment kernel"] = ("theory", "kernel")
-    found["N^L, best alpha"] = ("theory", "cesaro")
-    found["uniform attention"] = ("theory", "uniform")
+    kernel = {"second-moment kernel": ("theory", "kernel")} if "theory_kernel" in ds else {}
+    others = kernel | {"N^L, best alpha": ("theory", "cesaro"), "uniform attention": ("theory", "uniform")}
     if state == "pretrained":
-        found["model at init"] = ("model", "init")
+        others["model at init"] = ("model", "init")
     for variant in map(str, ds["variant"].values):
         prefix = "" if variant == MATCHED else f"{variant}, "
-        found[f"{prefix}toy init"] = (variant, "init")
-        if state == "pretrained":
-            found |= {
-                f"{prefix}{task} toy": (variant, task) for task in TASKS if variant == MATCHED or task == "retrieval"
-            }
-    return found
+        others[f"{prefix}toy init"] = (variant, "init")
+        for task in TASKS if variant == MATCHED else TASKS[:1]:
+            if state == "pretrained":
+                others[f"{prefix}{task} toy"] = (variant, task)
+    return others
 
 
 def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw: bool = False) -> Samples | None:
@@ -87,6 +71,13 @@ def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw:
     return clean(values)
 
 
+def clean(values: np.ndarray) -> np.ndarray | None:
+    """[seed, prompt, position] without seeds, prompts and positions that are not there; None where none is left."""
+    known = ~np.isnan(values)
+    there = values[known.any((1, 2))][:, known.any((0, 2))][..., known.any((0, 1))].astype(np.float64)
+    return there if there.size and not np.isnan(there).any() else None
+
+
 def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
     """The result with agreements and shapes added; what was added before is replaced.
 
@@ -96,7 +87,7 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
     documents = list(map(str, ds["document"].values)) if "document" in ds.coords else None
     states = [str(state) for state in ds["state"].values]
     names = list(dict.fromkeys(name for state in states for name in others_of(ds, state)))
-    found = {field: np.full((len(CURVES), len(states), len(names)), np.nan) for field in FIELDS}
+    fields = {field: np.full((len(CURVES), len(states), len(names)), np.nan) for field in FIELDS}
     for (c, curve), (s, state) in product(enumerate(CURVES), enumerate(states)):
         for name, of in others_of(ds, state).items():
             squares = of[0] == "theory" and curve == "sensitivity"
@@ -107,35 +98,22 @@ def judged(ds: xr.Dataset, *, bootstrap: int = BOOTSTRAP) -> xr.Dataset:
             same = of == ("theory", "kernel") or of[0] == "model"
             held = agreement(own, other, paired=same, squares=squares, documents=documents)
             for field, value in held._asdict().items():
-                found[field][c, s, names.index(name)] = value
+                fields[field][c, s, names.index(name)] = value
     dims = ("curve", "state", "other")
-    variables: dict[str, Any] = {f"agreement_{field}": (dims, values, _said(field)) for field, values in found.items()}
+    variables: dict[str, Any] = {f"agreement_{name}": (dims, values, _said(name)) for name, values in fields.items()}
     variables |= _shapes(ds, bootstrap, documents)
     ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
     return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
 
 
-ENDS = ("", "_low", "_high")
-FIELDS = (*(f"{field}{end}" for field in ("spearman", "error") for end in ENDS), "apart")
-SAID = {
-    "spearman": "rank correlation of a curve of the model and another's, by position fraction",
-    "error": "RMS log error of the two, free scale, where both are above zero",
-    "apart": "share of points where one of the two is zero and the other is not",
-    "primacy": "first 5 % of positions against the middle half's median",
-    "recency": "last position against the middle half's median",
-    "trough": "place of the smoothed curve's minimum, as a fraction",
-}
-
-
 def _said(name: str) -> dict[str, str]:
-    bare = name.removesuffix("_low").removesuffix("_high")
-    end = name.removeprefix(bare)
-    return {"long_name": SAID[bare] + (f", {end[1:]} end of the 95 % interval" if end else ""), "units": "1"}
+    bare, _, end = name.partition("_")
+    return {"long_name": SAID[bare] + (f", {end} end of the 95 % interval" if end else ""), "units": "1"}
 
 
 def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> dict[str, Any]:
     """Primacy, recency and trough of the model in every state, over documents, and of toys, over runs."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     variants, trainings, states = (list(map(str, ds[name].values)) for name in ("variant", "training", "state"))
     all_of = {
         "model": (("state",), [("model", state) for state in states], documents),
@@ -146,19 +124,12 @@ def _shapes(ds: xr.Dataset, bootstrap: int, documents: Sequence[str] | None) -> 
         for n, of in enumerate(places):
             own = samples(ds, "sensitivity", of, "")
             if own is not None and toys_learnt(ds, *of) == "trained":
-                found_shape = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
-                values[n] = [one[:3] for one in (found_shape.primacy, found_shape.recency, found_shape.trough_fraction)]
+                of_own = shape(own, runs=whose == "toy", documents=over, bootstrap=bootstrap)
+                values[n] = [number[:3] for number in (of_own.primacy, of_own.recency, of_own.trough_fraction)]
         columns = values.reshape([ds.sizes[dim] for dim in dims] + [-1])
         for n, name in enumerate(f"{name}{end}" for name in SHAPES for end in ENDS):
-            found[f"{whose}_{name}"] = (dims, columns[..., n], _said(name))
-    return found
-
-
-def by_seed(ds: xr.Dataset, name: str, variant: str, training: str) -> np.ndarray:
-    """A number of single toys, [seed, position asked for]."""
-    values, target = (ds[f"toy_{one}"].sel(variant=variant, training=training).values for one in (name, "target"))
-    known = ~np.isnan(ds["toy_loss"].sel(variant=variant, training=training).values)
-    return values[known].reshape(-1, max(1, len(np.unique(target[~np.isnan(target)]))))
+            variables[f"{whose}_{name}"] = (dims, columns[..., n], _said(name))
+    return variables
 
 
 def points_of(ds: xr.Dataset, training: str) -> int:
@@ -166,17 +137,12 @@ def points_of(ds: xr.Dataset, training: str) -> int:
     return int((~np.isnan(ds["toy_uniform"].sel(training=training).values)).any(0).sum())
 
 
-def fewest_points(ds: xr.Dataset) -> int:
-    """Positions of the shortest toys: as many fractions have every curve."""
-    return min(points for training in map(str, ds["training"].values) if (points := points_of(ds, training)))
-
-
 def guess(ds: xr.Dataset, task: str) -> float:
     """How often a guess is right: among all tokens, or, in context, among the labels that a sequence shows."""
-    made = json.loads(str(ds.attrs["toys"]))
+    toys = json.loads(str(ds.attrs["toys"]))
     if task == "retrieval":
-        return 1 / made["vocabulary"]
-    return blind_reader(made["items"] // made["burst"], made["labels"])
+        return 1 / toys["vocabulary"]
+    return blind_reader(toys["items"] // toys["burst"], toys["labels"])
 
 
 def toys_learnt(ds: xr.Dataset, variant: str, training: str) -> Learnt:
@@ -186,4 +152,8 @@ def toys_learnt(ds: xr.Dataset, variant: str, training: str) -> Learnt:
     """
     if training not in TASKS:
         return "trained"
-    return learnt(by_seed(ds, "accuracy", variant, training).mean(1), guess(ds, training))
+    toys = ds.sel(variant=variant, training=training)
+    accuracy = toys["toy_accuracy"].values[~np.isnan(toys["toy_loss"].values)]
+    target = toys["toy_target"].values
+    asked = max(1, len(np.unique(target[~np.isnan(target)])))
+    return learnt(accuracy.reshape(-1, asked).mean(1), guess(ds, training))
