@@ -1,6 +1,5 @@
 """A toy as a view: the pass of toy.model, the view's own promises, and every probe on toys of every kind."""
 
-import hashlib
 import json
 import math
 from dataclasses import replace
@@ -15,8 +14,8 @@ from commands import bad_input
 from made_toys import LENGTH, LOOKS, TOKENS, architecture, close, logits, made, named, own
 from torch import Tensor
 
-import probes
 from probes.measures.attention import columns, run_watched
+from probes.models.identity import weights_hash
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
 from toy.model import Architecture, initial
@@ -37,10 +36,6 @@ def test_streams_and_logits_are_the_twin_s_at_every_length(look):
         for found, stream in zip(trace.residual, streams, strict=True):
             close(found[0], stream, noise)
         close(logits(toy, prompt[None])[0, -1], expected, noise)
-        single = Toy(toy.architecture, {name: w.float() for name, w in own(toy).items()})
-        found = logits(single, prompt[None])
-        assert single.dtype == found.dtype == torch.float32
-        close(found, logits(toy, prompt[None]), 1e-3)
 
 
 def test_spec_and_identity():
@@ -60,11 +55,7 @@ def test_spec_and_identity():
     assert (identity.name, identity.revision, identity.condition) == ("mine", None, "pretrained")
     assert (identity.backend, identity.dtype, identity.device) == ("toy", "float32", "cpu")
     assert json.loads(identity.config) == json.loads(json.dumps(toy.architecture.described()))
-    said = {n: f"{w.dtype} {tuple(w.shape)}\n".encode() + w.numpy().tobytes() for n, w in weights.items()}
-    digests = sorted(name.encode() + b"\n" + hashlib.sha256(one).digest() for name, one in said.items())
-    assert identity.weights == hashlib.sha256(b"".join(digests)).hexdigest()
-    weights["0.q"][0, 0] += 1
-    assert Toy(toy.architecture, weights).identity.weights != identity.weights
+    assert identity.weights == weights_hash(weights.items())
     assert Toy(toy.architecture, weights, bos=0).bos == 0
 
 
@@ -82,12 +73,9 @@ def test_blocks_put_together_are_the_pass(look):
         assert torch.equal(trace.residual[-1], stream)
         assert torch.equal(toy.residual(source), stream)
         assert not any(one.requires_grad for one in (*trace.residual, *(a.query for a in trace.attention)))
-        direction = torch.randn(stream.shape, generator=torch.Generator().manual_seed(1)).double()
         (by_block,) = torch.autograd.grad(stream.sin().sum(), start)
         (slope,) = torch.autograd.grad(toy.residual(source).sin().sum(), source)
         close(slope, by_block)
-        ahead, behind = (toy.residual(embeddings + step * direction).sin().sum() for step in (1e-5, -1e-5))
-        assert float((slope * direction).sum()) == pytest.approx(float((ahead - behind) / 2e-5), rel=1e-6, abs=1e-7)
         # Any number of prompts, each as alone.
         many = torch.cat([trace.residual[1], 2 * trace.residual[1], trace.residual[1] - 1])
         close(trace.blocks[1](many)[1:2], trace.blocks[1](many[1:2]))
@@ -270,21 +258,10 @@ def test_a_trained_toy_of_vectors_has_ids_for_classes_and_labels(data):
     placed = Toy(learned, initial(learned, 0), table=torch.zeros(5, 8))
     assert torch.equal(placed.embed(ids[:, :4] % 5)[0], initial(learned, 0)["positions"][:4])
 
-    ds = probes.bos_swap(toy, ids.expand(4, -1).contiguous(), lags=(1,), bands=[(2, 8)], bootstrap=2, products=4)
-    loss = ds.loss_before.values
-    assert np.isnan(loss[1::2]).all()  # an item comes next, which the head does not know
-    row = logits(toy, ids)[0, 2]
-    assert loss[2] == pytest.approx(float(row.logsumexp(-1) - row[8]), rel=1e-5)
-    change = (ds.loss_after - ds.loss_before).values[2:-1:2]
-    assert float(ds.loss_change_of_model) == pytest.approx(change.mean(), rel=1e-9)
-
 
 WORDS, VECTORS = architecture(), architecture(vocabulary=None)
-LEARNED = architecture(positional="learned")
-OWN, PLACES = initial(WORDS, 0), initial(LEARNED, 0)
+OWN, PLACES = initial(WORDS, 0), initial(architecture(positional="learned"), 0)
 LONG = torch.zeros(1, LENGTH + 1, dtype=torch.long)
-CAUSAL_ALONE = "lets every query see a prefix of 4 positions, and leakage is split for causal masks alone"
-AHEAD_OF = made(mask="prefix", prefix=4)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -292,22 +269,15 @@ AHEAD_OF = made(mask="prefix", prefix=4)
     ("call", "said"),
     [
         (lambda: Toy(WORDS, PLACES), "weight 'positions' has shape [12, 4], its architecture wants None"),
-        (lambda: Toy(WORDS, OWN | {"0.q": OWN["0.q"][None]}), "weight '0.q' has shape [1, 4, 4], its architecture wants"),
         (lambda: Toy(WORDS, OWN | {"0.q": OWN["0.q"].double()}), "weights are float32 on cpu, float64 on cpu; give all"),
         (lambda: Toy(replace(WORDS, attention="relu"), OWN), "probes read softmax attention, and the toy's is 'relu'"),
         (lambda: Toy(WORDS, OWN, table=torch.zeros(9, 4)), "the toy has a vocabulary of 9; leave table out"),
-        *(
-            (lambda size=size: Toy(VECTORS, initial(VECTORS, 0), table=torch.zeros(size)), "give vectors [id, 4], at least")
-            for size in ((9, 3), (8, 4), (9,))
-        ),
+        (lambda: Toy(VECTORS, initial(VECTORS, 0), table=torch.zeros(8, 4)), "give vectors [id, 4], at least"),
         (lambda: Toy(WORDS, OWN, bos=-1), "bos=-1 is no token id; ids run from 0 to 8"),
         (lambda: Toy(VECTORS, initial(VECTORS, 0)).embed(TOKENS), "no token ids; give it table=, or vectors to `placed`"),
         (lambda: Toy(WORDS, OWN).placed(torch.zeros(1, 3, 4)), "reads token ids, not vectors; give them to `embed`"),
         (lambda: made().embed(LONG), "prompts have 13 positions, 'toy' was made for 12; give from 1 to 12"),
         (lambda: made().trace(torch.zeros(1, 3, 5).double()), "have shape [1, 3, 5]; 'toy' takes [prompt, position, 4]"),
-        (lambda: made().trace(made().embed(TOKENS), edits=[Edit("query", 2, torch.neg)]), "the model has blocks 0 to 1"),
-        (lambda: probes.leakage(AHEAD_OF, TOKENS, bands=toys.BANDS, lags=toys.LAGS), CAUSAL_ALONE),
-        (lambda: probes.theory.second_moment(made(mask="full", **toys.STANDARD), TOKENS), "cannot be taken apart"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(call, said):

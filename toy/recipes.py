@@ -6,8 +6,8 @@ The shape fits all that is bundled, four trained models and three steps of one, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 CONTEXT = 256  # long enough for a middle that is neither primacy nor recency, short enough for two CPU cores
@@ -32,7 +32,7 @@ class Recipe:
     model_type: str
     difference: str  # for the model card
     bos: bool = True
-    config: MappingProxyType[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    config: Mapping[str, Any] = field(default_factory=dict)
     keep_steps: tuple[int, ...] = (0,)
     bundled: bool = True
 
@@ -49,55 +49,51 @@ SINK_LOGITS: dict[str, Any] = dict(
     num_experts_per_tok=1,
 )
 
-RECIPES: MappingProxyType[str, Recipe] = MappingProxyType(
-    {
-        "tiny-llama": Recipe(
-            "llama",
-            "standard RoPE, BOS first in every window; the model the others are compared with",
-            keep_steps=(0, 100, 300, 1000),  # before, during and after the loss's first fall
-        ),
-        "tiny-llama-ntk": Recipe(
-            "llama",
-            "RoPE scaled by wavelength (llama3 type): long wavelengths stretched 8 times, short ones kept",
-            config=MappingProxyType(
-                {
-                    "rope_parameters": {
-                        "rope_type": "llama3",
-                        "rope_theta": 10000.0,
-                        "factor": 8.0,
-                        "low_freq_factor": 1.0,
-                        "high_freq_factor": 4.0,
-                        "original_max_position_embeddings": CONTEXT // 8,
-                    }
-                }
-            ),
-        ),
-        "tiny-mistral-window": Recipe(
-            "mistral",
-            "sliding-window attention over the last 32 positions, an eighth of the context, in every block",
-            config=MappingProxyType({"sliding_window": CONTEXT // 8}),
-        ),
-        "tiny-qwen2": Recipe(
-            "qwen2",
-            "no BOS, as in Qwen2 checkpoints: position 0 holds ordinary text (and q, k, v have biases, zero at step 0)",
-            bos=False,
-        ),
-        "tiny-sink-logits": Recipe(
-            "gpt_oss",
-            "learned sink logits in every head, beside tiny-no-sink-logits, which differs in nothing else",
-            config=MappingProxyType(SINK_LOGITS),
-            keep_steps=(0, 100, 300, 1000),
-            bundled=False,
-        ),
-        "tiny-no-sink-logits": Recipe(
-            "gpt_oss",
-            "no learned sink logits (held where they weigh nothing), beside tiny-sink-logits, which differs in nothing else",
-            config=MappingProxyType(SINK_LOGITS | {"sink_logits": False}),
-            keep_steps=(0, 100, 300, 1000),
-            bundled=False,
-        ),
-    }
-)
+RECIPES: Mapping[str, Recipe] = {
+    "tiny-llama": Recipe(
+        "llama",
+        "standard RoPE, BOS first in every window; the model the others are compared with",
+        keep_steps=(0, 100, 300, 1000),  # before, during and after the loss's first fall
+    ),
+    "tiny-llama-ntk": Recipe(
+        "llama",
+        "RoPE scaled by wavelength (llama3 type): long wavelengths stretched 8 times, short ones kept",
+        config={
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": CONTEXT // 8,
+            }
+        },
+    ),
+    "tiny-mistral-window": Recipe(
+        "mistral",
+        "sliding-window attention over the last 32 positions, an eighth of the context, in every block",
+        config={"sliding_window": CONTEXT // 8},
+    ),
+    "tiny-qwen2": Recipe(
+        "qwen2",
+        "no BOS, as in Qwen2 checkpoints: position 0 holds ordinary text (and q, k, v have biases, zero at step 0)",
+        bos=False,
+    ),
+    "tiny-sink-logits": Recipe(
+        "gpt_oss",
+        "learned sink logits in every head, beside tiny-no-sink-logits, which differs in nothing else",
+        config=SINK_LOGITS,
+        keep_steps=(0, 100, 300, 1000),
+        bundled=False,
+    ),
+    "tiny-no-sink-logits": Recipe(
+        "gpt_oss",
+        "no learned sink logits (held where they weigh nothing), beside tiny-sink-logits, which differs in nothing else",
+        config=SINK_LOGITS | {"sink_logits": False},
+        keep_steps=(0, 100, 300, 1000),
+        bundled=False,
+    ),
+}
 
 
 def recipe_config(recipe: Recipe) -> Any:
