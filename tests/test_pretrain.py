@@ -220,7 +220,7 @@ def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
     [
         ({"steps": 0}, "^steps=0"),
         ({"peak_lr": 0}, "^peak_lr=0"),
-        ({"length": 1}, "^length=1 leaves nothing to predict; give at least 2"),
+        ({"length": 1}, "^length=1 is too few; give at least 2"),
         ({"compute": "float16"}, "^compute='float16'"),
         ({"config": {"vocab_size": 257}}, "vocab_size=257 cannot hold the 256 bytes, BOS and EOS; give 258 or more"),
         ({"config": {"max_position_embeddings": 31}}, "length=32 exceeds"),

@@ -207,10 +207,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"frequencies": (1.0,)}, "are not those of 1 planes of rope"),
     ({"mask": "window"}, "mask is 'window' and window is None; give both or neither"),
     ({"mask": "full", "prefix": 2}, "mask is 'full' and prefix is 2"),
-    ({"mask": "window", "window": 0}, "window=0 does not fit 6 positions; give from 1 to 6"),
+    ({"mask": "window", "window": 0}, "window=0 is too few; give at least 1"),
     ({"mask": "prefix", "prefix": 7}, "prefix=7 does not fit 6 positions"),
     ({"decay": 0.1}, "positional is 'none' and decay is 0.1"),
-    ({"positional": "decay", "decay": -0.1}, "decay=-0.1 is no rate; give a finite number of nats per token"),
+    ({"positional": "decay", "decay": -0.1}, "decay=-0.1 is out of range; give a finite number of 0 or more"),
     ({"positional": "decay", "decay": 0.1, "mask": "full"}, "mask 'full' shows later tokens; give mask='causal' or"),
 ]
 

@@ -71,7 +71,7 @@ def test_tokens_are_drawn_by_their_shares():
     np.testing.assert_allclose(found, expected, atol=4 * 0.5 / math.sqrt(drawn.numel()))  # four standard errors
     even = replace(task, zipf=0.0)
     np.testing.assert_allclose(even.shares, 0.2)
-    with bad_input("zipf=-1.0 is no exponent of falling shares; give a finite number, 0 or more"):
+    with bad_input("zipf=-1.0 is out of range; give a finite number of 0 or more"):
         Copying(zipf=-1.0)
 
 

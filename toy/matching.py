@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from probes.models.strength import Strength, strength
 from probes.models.view import Spec
 from probes.run.progress import Advance
 
-from .checks import at_least, usable_device
+from .checks import Checked, at_least, usable_device
 from .model import Architecture, initial
 from .tasks import Copying, InContext, Task
 from .train import Run, Trained, logits, train
@@ -50,7 +50,7 @@ DRAWS = 4  # fresh toys whose strengths are averaged
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """How toys are made and trained.
 
     `ablations`: also make variants that lack one ingredient, with `ablation_seeds` seeds instead of the others, and train
@@ -60,6 +60,7 @@ class Settings:
         InputError: a number that is too small, or items that do not go together.
     """
 
+    LEAST: ClassVar = {"items": 4, "positions": 8, "longest": 8, "targets": 0}
     fresh_seeds: int = 4
     longest: int = 512  # positions of a fresh toy at most
     seeds: int = 2
@@ -83,10 +84,7 @@ class Settings:
     sequences: int = 1000  # of a test of accuracy
 
     def __post_init__(self) -> None:
-        least = {"items": 4, "positions": 8, "longest": 8, "targets": 0}
-        counts = ("fresh_seeds", "seeds", "ablation_seeds", "deepest", "width", "steps", "in_context_steps", "batch")
-        for name, value in (dict.fromkeys((*counts, "sequences"), 1) | least).items():
-            at_least(name, getattr(self, name), value)
+        super().__post_init__()
         self.in_context(self.width)  # raises what does not go together
 
     def asked(self, bos: bool) -> list[int]:

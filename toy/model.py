@@ -20,10 +20,9 @@ Shapes in docstrings: E models, B sequences, T positions, d width, H heads, c he
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -33,7 +32,7 @@ from torch.nn import functional
 from probes.errors import InputError
 from probes.models.masks import sees
 
-from .checks import at_least, one_of, refuse
+from .checks import Checked, refuse
 
 Mask = Literal["full", "causal", "window", "prefix"]
 PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
@@ -51,7 +50,7 @@ Weights = Mapping[str, Tensor]  # by name, each [E, ...]
 
 
 @dataclass(frozen=True)
-class Architecture:
+class Architecture(Checked):
     """All switches of one toy transformer.
 
     `kv_heads`: so many heads of keys and values, each shared by as many neighbouring query heads. `mask`: "causal"; "window"
@@ -94,24 +93,19 @@ class Architecture:
     factors: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        counts = [name for name in ("vocabulary", "kv_heads") if getattr(self, name) is not None]
-        for name in ("blocks", "heads", "width", "length", "outputs", *counts):
-            at_least(name, getattr(self, name), 1)
-        kinds = {"mask": Mask, "positional": PositionalSwitch, "norm": NormSwitch, "head": Head}
-        for name, kind in (kinds | {"attention": AttentionSwitch, "kernel": Kernel, "readout": Kernel}).items():
-            one_of(name, getattr(self, name), get_args(kind))
+        super().__post_init__()
         for name, switch in (("window", "mask"), ("prefix", "mask"), ("decay", "positional")):
             value, chosen = getattr(self, name), getattr(self, switch)
             if (value is not None) != (chosen == name):
                 raise InputError(
                     f"{switch} is '{chosen}' and {name} is {value}; give both or neither of '{name}' and {name}=N"
                 )
-        sizes = {name: size for name in ("window", "prefix") if (size := getattr(self, name)) is not None}
-        axes = self.position_width
-        wrong = next((f"{name}={size}" for name, size in sizes.items() if not 1 <= size <= self.length), None)
+        axes, planes = self.position_width, self.head_dim // 2
+        seen = {f"{name}={getattr(self, name)}": getattr(self, name) or 1 for name in ("window", "prefix")}
+        far = [said for said, size in seen.items() if size > self.length]
         refuse(
             {
-                f"{wrong} does not fit {self.length} positions; give from 1 to {self.length}": wrong,
+                f"{''.join(far)} does not fit {self.length} positions; give from 1 to {self.length}": far,
                 f"{self.heads} heads do not divide a width of {self.width}; give a divisor of it": self.width
                 % self.heads,
                 f"{self.groups} key-value heads do not divide {self.heads} heads; give a divisor": self.heads
@@ -122,18 +116,14 @@ class Architecture:
                 f"sinusoidal encoding fills pairs, and width {self.width} is odd; give an even width": (
                     self.positional == "sinusoidal" and self.width % 2
                 ),
-                f"frequencies={self.frequencies} are not those of {self.head_dim // 2} planes of rope; give one for each": (
-                    self.frequencies is not None
-                    and (self.positional, len(self.frequencies)) != ("rope", self.head_dim // 2)
+                f"frequencies={self.frequencies} are not those of {planes} planes of rope; give one for each": (
+                    self.frequencies is not None and (self.positional, len(self.frequencies)) != ("rope", planes)
                 ),
                 f"position_width={axes} is of positional='learned', from 1 to the width; give such a one, or None": (
-                    axes is not None and (self.positional != "learned" or not 1 <= axes <= self.width)
+                    axes is not None and (self.positional != "learned" or axes > self.width)
                 ),
                 "readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'": (
                     self.readout == "distance" and self.head == "mlp"
-                ),
-                f"decay={self.decay} is no rate; give a finite number of nats per token, 0 or more": (
-                    self.decay is not None and not 0 <= self.decay < math.inf
                 ),
                 f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; give "
                 "mask='causal' or 'window'": self.positional == "decay" and self.mask in ("full", "prefix"),

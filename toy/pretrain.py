@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from probes.run.files import write_json
 
 from .card import write_card
 from .checkpoints import STATE, UNIT, check_folder, load_state, save_model, save_state, write_log
-from .checks import above_zero, at_least, seed_and_decay, usable_device
+from .checks import Checked, above_zero, at_least, usable_device
 from .corpus import SMALLEST_VOCABULARY, Windows, find_text, hold_out, pack, train_tokenizer
 from .evaluation import bigram_loss, position0_weights, sample, validation_loss
 from .recipes import RECIPES, Recipe, recipe_config
@@ -46,9 +46,10 @@ Advance: TypeAlias = Callable[[int, float | None], object]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """How to train; all of it enters the fingerprint that a resumed run must match."""
 
+    LEAST: ClassVar = {"length": 2}
     steps: int = 2400
     batch: int = 16
     length: int = 256
@@ -61,15 +62,9 @@ class Options:
     compute: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast; weights and optimizer stay float32
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "warmup"):
-            at_least(name, getattr(self, name), 1)
+        super().__post_init__()
         for name in ("peak_lr", "clip"):
             above_zero(name, getattr(self, name))
-        seed_and_decay(self.seed, self.weight_decay)
-        if self.compute not in ("float32", "bfloat16"):
-            raise InputError(f"compute={self.compute!r} is unknown; give 'float32' or 'bfloat16'")
-        if self.length < 2:
-            raise InputError(f"length={self.length} leaves nothing to predict; give at least 2")
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then cosine decay to a tenth of the peak at the last step."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probes.errors import InputError
 
-from .checks import at_least, one_of
+from .checks import Checked, at_least
 
 
 class Drawn(NamedTuple):
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
     hidden: Tensor  # [step, B, ...]; what a task needs to know the answers by
 
 
-class Task:
+class Task(Checked):
     """Something to train on; sequences are tokens of a `vocabulary`, or vectors of a `width`, and the other is None.
 
     Unless it says otherwise, a task has a stream of its own, no world, and answers that are drawn with the sequences.
@@ -74,6 +74,7 @@ class Copying(Task):
     """
 
     kind = "copying"
+    LEAST: ClassVar = {"vocabulary": 2, "target": -math.inf}
     vocabulary: int = 10  # ids in all, that of BOS among them
     length: int = 10  # positions in all, that of BOS among them
     target: int = -1
@@ -82,16 +83,14 @@ class Copying(Task):
     zipf: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, least in (("vocabulary", 3 if self.bos else 2), ("length", 1), ("batch", 1)):
-            at_least(name, getattr(self, name), least)
+        super().__post_init__()
+        at_least("vocabulary", self.vocabulary, 2 + self.bos)
         if not -self.length <= self.target < self.length:
             raise InputError(
                 f"target={self.target} is no position of {self.length}; give from {-self.length} to {self.length - 1}"
             )
         if self.bos and self.target % self.length == 0:
             raise InputError(f"target={self.target} is BOS in every sequence; give from 1 to {self.length - 1}")
-        if not 0 <= self.zipf < math.inf:
-            raise InputError(f"zipf={self.zipf} is no exponent of falling shares; give a finite number, 0 or more")
 
     @property
     def outputs(self) -> int:
@@ -166,17 +165,10 @@ class InContext(Task):
     batch: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("items", "width", "labels", "burst", "batch"):
-            at_least(name, getattr(self, name), 1)
+        super().__post_init__()
         if self.items % self.burst:
             raise InputError(f"burst={self.burst} does not divide {self.items} items; give a divisor of it")
-        if self.classes < self.items // self.burst:
-            raise InputError(f"{self.classes} classes are too few; give at least {self.items // self.burst}")
-        one_of("scale", self.scale, ("text", "program"))
-        one_of("data", self.data, ("gaussian", "fixed"))
-        for name in ("eps", "anisotropy"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name}={getattr(self, name)} is no strength; give a finite number, 0 or more")
+        at_least("classes", self.classes, self.items // self.burst)
         if self.biased is not None and not (self.biased and all(0 <= p < self.items for p in self.biased)):
             raise InputError(f"biased={self.biased} are no items; give numbers from 0 to {self.items - 1}, or None")
 
@@ -345,13 +337,10 @@ class WhichFirst(Task):
 
     kind = "which-first"
     outputs = 2
+    LEAST: ClassVar = {"vocabulary": 3, "length": 3}
     vocabulary: int = 10
     length: int = 10
     batch: int = 128
-
-    def __post_init__(self) -> None:
-        for name, least in (("vocabulary", 3), ("length", 3), ("batch", 1)):
-            at_least(name, getattr(self, name), least)
 
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size, device = (steps, self.batch), generator.device

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from probes.run.files import remove_empty, require_writable
 from probes.run.store import RESULT, Piece, Store
 
 from . import narrow
-from .checks import above_zero, one_of, seed_and_decay
+from .checks import Checked, above_zero
 from .model import Architecture, Switches, Weights, forward, initial
 from .tasks import Copying, Task
 
@@ -53,7 +53,7 @@ Schedule = Literal["constant", "cosine"]
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Checked):
     """One model and its training. `schedule`: the learning rate stays, or falls to zero along half a cosine.
 
     `by_share`: the rate of a token's rows in embedding and unembedding is multiplied by its share of the tokens, over the
@@ -63,6 +63,7 @@ class Run:
         InputError: numbers out of range, or a model that cannot read the task's sequences.
     """
 
+    LEAST: ClassVar = {"by_share": -math.inf}
     architecture: Architecture
     task: Task
     seed: int = 0
@@ -72,9 +73,8 @@ class Run:
     by_share: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         above_zero("learning_rate", self.learning_rate)
-        seed_and_decay(self.seed, self.weight_decay)
-        one_of("schedule", self.schedule, get_args(Schedule))
         model, task = self.architecture, self.task
         for name in ("length", "vocabulary", *(["width"] if task.vocabulary is None else [])):
             have, need = getattr(model, name), getattr(task, name)
