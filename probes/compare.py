@@ -23,15 +23,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Int
 
 from .errors import InputError
-from .headlines import DRAWS, Number, array_of, numbers, sampled
-from .measure import Headline, Measure, measure_of, questions
+from .headlines import DRAWS, Number, Samples, numbers
+from .measure import Measure, measure_of, questions
 from .results.dataset import Result, number_types, opened, options_of, recorded, stored
 from .results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
 from .results.tables import Report, Table, interval, number
@@ -41,7 +41,6 @@ COLUMNS = ("number", "of", "A", "B", "B against A", "interval")
 ASIDE = ("measurement", "seed", "bootstrap", "documents", "pictures")
 
 Unit: TypeAlias = Int[np.ndarray, " _"]  # of each prompt; two results have as many as they like
-Key: TypeAlias = tuple[str, str]  # a headline's name and place
 
 
 class Row(NamedTuple):
@@ -54,13 +53,6 @@ class Row(NamedTuple):
     ratio: bool  # whether `change` is B / A; else B - A
     change: Interval
     how: str  # "by prompt", "by document", "unpaired", "own", or "none"
-
-
-class Samples(NamedTuple):
-    """A headline's values [prompt, ...] at one place, and what makes the number of any choice of prompts."""
-
-    values: np.ndarray
-    mean: Callable[[np.ndarray], float]
 
 
 @dataclass(frozen=True)
@@ -110,12 +102,10 @@ def compare_results(a: Result, b: Result) -> Comparison:
     remarks = differing(a, b)
     a, b = _one_condition(a, b)
     every = [{(n.name, n.where): n for n in numbers(measure, ds)} for ds in (a, b)]
-    samples = [_samples(measure, ds) for ds in (a, b)]
     how, *unit = pairing(a, b)
     rows = []
     for key in (key for key in every[0] if key in every[1]):
-        both = [samples[n].get(key) for n in (0, 1)]
-        rows.append(_row(every[0][key], every[1][key], both, how, *unit))
+        rows.append(_row(every[0][key], every[1][key], how, *unit))
     if not rows:
         raise InputError("the results have no number in common; measure both with the same options")
     for letter, some, others in (("A", *every), ("B", *reversed(every))):
@@ -155,25 +145,6 @@ def _one_condition(a: xr.Dataset, b: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset
         return ds.assign_coords(condition=[both]) if "condition" in ds.dims else ds.assign_attrs(condition=both)
 
     return renamed(a), renamed(b)
-
-
-def _samples(measure: Measure, ds: xr.Dataset) -> dict[Key, Samples]:
-    """By headline and place, values by prompt, where there are any."""
-    found: dict[Key, Samples] = {}
-    for headline in measure.headlines:
-        values = array_of(headline if headline.by_prompt is None else _by_prompt(headline), ds)
-        if values is None or "prompt" not in values.dims:
-            continue
-        samples, names, mean = sampled(headline, values)
-        for at, where in enumerate(names):
-            of_place = lambda some, mean=mean, at=at: float(np.ravel(mean(some))[at])  # noqa: E731
-            found[headline.name, where] = Samples(samples, of_place)
-    return found
-
-
-def _by_prompt(headline: Headline) -> Headline:
-    assert headline.by_prompt is not None
-    return Headline(headline.name, headline.by_prompt, headline.mean)
 
 
 def comparison_report(found: Comparison, names: tuple[str, str] = ("A", "B")) -> Report:
@@ -234,10 +205,10 @@ def pairing(a: xr.Dataset, b: xr.Dataset) -> tuple[str, Unit, Unit]:
     return "unpaired", units(a), units(b)
 
 
-def _row(one: Number, other: Number, samples: list[Samples | None], how: str, unit: Unit, other_unit: Unit) -> Row:
+def _row(one: Number, other: Number, how: str, unit: Unit, other_unit: Unit) -> Row:
     ratio = one.headline.ratio
     a, b = one.interval.value, other.interval.value
-    mine, theirs = samples
+    mine, theirs = one.samples, other.samples
     if mine is None or theirs is None:
         if ratio and min(min(x.interval.value, _low(x)) for x in (one, other)) > 0:  # 0 has no logarithm
             logs = [Interval(*map(math.log, x.interval[:3])) for x in (one, other)]
@@ -324,7 +295,7 @@ def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:
         }
         of_run = {name: ", ".join(recorded(ds, attribute)) for name, attribute in recorded_as.items()}
         of_run |= {"dtype": " / ".join(number_types(ds)), "prompts": str(ds.sizes.get("prompt", 0))}
-        options: dict[str, Any] = {name: x for name, x in options_of(ds).items() if name not in ASIDE}
+        options = {name: x for name, x in options_of(ds).items() if name not in ASIDE and x is not None}
         if options.get("method") in ("exact", "scalar"):  # as many as the width, or one
             options.pop("products", None)
         settings.append(of_run | {name: json.dumps(value) for name, value in options.items()})

@@ -23,6 +23,13 @@ DRAWS = 1000  # resamples of a number that jumps
 Mean: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 
+class Samples(NamedTuple):
+    """A headline's values [prompt, ...] at one place, and what makes the number of any choice of prompts."""
+
+    values: np.ndarray
+    mean: Callable[[np.ndarray], float]
+
+
 class Number(NamedTuple):
     """A headline at one of its places."""
 
@@ -30,6 +37,7 @@ class Number(NamedTuple):
     where: str  # "pretrained, band 9-31"; empty where there is one place
     interval: Interval
     headline: Headline
+    samples: Samples | None  # where there are values by prompt
 
     @property
     def text(self) -> str:
@@ -39,11 +47,12 @@ class Number(NamedTuple):
 
 def numbers(measure: Measure, ds: xr.Dataset) -> list[Number]:
     """All headlines of a result; those that it lacks are left out, as are places without a number."""
-    found = []
+    found: list[Number] = []
     for headline in measure.headlines:
         values = array_of(headline, ds)
         if values is not None:
-            found += list(_numbers(headline, values, ds))
+            by_prompt = values if headline.by_prompt is None else headline.by_prompt(ds)
+            found += list(_numbers(headline, values, by_prompt, ds))
     return found
 
 
@@ -55,25 +64,27 @@ def array_of(headline: Headline, ds: xr.Dataset) -> xr.DataArray | None:
         return None
 
 
-def _numbers(headline: Headline, values: xr.DataArray, ds: xr.Dataset) -> Iterator[Number]:
-    low_high = np.full(2, np.nan)
+def _numbers(headline: Headline, values: xr.DataArray, by_prompt: xr.DataArray, ds: xr.Dataset) -> Iterator[Number]:
+    samples: dict[str, Samples] = {}
     degrees = np.inf
+    if "prompt" in by_prompt.dims:
+        every, names, mean = sampled(headline, by_prompt)
+        for at, where in enumerate(names):
+            samples[where] = Samples(every, lambda some, mean=mean, at=at: float(np.ravel(mean(some))[at]))
     if "estimate" in values.dims:
         estimates = values.sel(estimate=list(ESTIMATE)).transpose("estimate", ...)
-        whole, low, high = (estimates.values[n] for n in range(3))
+        whole, low, high = estimates.values
         names = places(estimates[0])
     elif "prompt" in values.dims:
-        samples, names, mean = sampled(headline, values)
         unit = units(ds)
-        whole, low, high = spread_over(headline, samples, mean, unit)
+        whole, low, high = spread_over(headline, every, mean, unit)
         degrees = np.inf if headline.jumps else freedom(unit)
     else:
         whole, names = np.asarray(values.values), places(values)
-        low, high = (np.full(whole.shape, end) for end in low_high)
-    for name, *number in zip(names, np.ravel(whole), np.ravel(low), np.ravel(high), strict=True):
+        low = high = np.full(whole.shape, np.nan)
+    for where, *number in zip(names, np.ravel(whole), np.ravel(low), np.ravel(high), strict=True):
         if not np.isnan(number[0]):
-            value, lower, upper = map(float, number)
-            yield Number(headline.name, name, Interval(value, lower, upper, degrees), headline)
+            yield Number(headline.name, where, Interval(*map(float, number), degrees), headline, samples.get(where))
 
 
 def spread_over(

@@ -29,16 +29,14 @@ SURVEYS: dict[str, dict[str, Any]] = {
         "options": {"replacement": ["mean", "zero"], "bootstrap": 9, "products": 20},
     },
 }
-AUTO: dict[str, Any] = {"products": "auto", "relative_error": 0.01, "conditions": "pretrained"}
 # By folder: the measure, prompts and their length, options.
 RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "trajectory": ("trajectory", 5, 32, {"starts": 4}),
     "sinks": ("sinks", 5, 32, {"reacts": "mean", "evict": "1", "keep": "8", "effect": "2"}),
     "decode": ("decode", 9, 32, {"erase": "2", "bootstrap": 9, "recall": 0}),
-    "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": "40"}),
-    "auto": ("jacobian", 3, 24, AUTO),
-    "resumed": ("jacobian", 3, 24, AUTO),
-    "theory": ("theory", 3, 24, {"seeds": 1, "products": "40"}),
+    "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": 40}),
+    "resumed": ("jacobian", 4, 24, {"products": 40, "conditions": "pretrained"}),
+    "theory": ("theory", 3, 24, {"seeds": 1, "products": 40}),
     "retrieval": (
         "retrieval",
         0,
@@ -47,7 +45,7 @@ RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         | {"mechanism": 4, "mechanism_depths": 2, "profile_prompts": 2},
     ),
 }
-FIRST_ROUND = 3  # pieces, one of each prompt
+BEGUN = 2  # pieces of "resumed", one of each prompt
 
 
 def everything(folder: Path) -> None:
@@ -66,11 +64,11 @@ def one(name: str, folder: Path, advance: Any = None) -> None:
 
 
 def begin(folder: Path) -> None:
-    """Begin the study "resumed" in one process, and leave it in the middle of its rounds."""
+    """Begin the study "resumed" in one process, and leave it in the middle."""
     pieces = folder / "resumed" / "unfinished"
 
     def stop(*_: object) -> None:
-        if len(list(pieces.rglob("[!.]*.npz"))) > FIRST_ROUND:
+        if len(list(pieces.rglob("[!.]*.npz"))) >= BEGUN:
             raise KeyboardInterrupt
 
     with suppress(KeyboardInterrupt):
@@ -84,7 +82,7 @@ def in_memory() -> dict[str, list[float]]:
     tokens = probes.prompts(model, n=4, length=16)
     found = {
         "jacobian": probes.jacobian(model, tokens, method="scalar")["sensitivity"],
-        "auto": probes.jacobian(model, tokens, method="sketch", products="auto", relative_error=0.01)["stderr"],
+        "sketch": probes.jacobian(model, tokens, method="sketch", products=40)["stderr"],
         "sinks": probes.sinks(model, tokens, keys="all")["alpha"],
         "leakage": leakage(model, tokens, bootstrap=3)["log_form_high"],
         "theory": second_moment(model, tokens[:1])["sensitivity"],  # fewer than there are processes

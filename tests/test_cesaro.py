@@ -190,22 +190,14 @@ def test_fit_compares_where_both_are_positive():
     ("call", "message"),
     [
         (lambda: cesaro_row(0, 2), "length is 0; give at least 1"),
-        (lambda: cesaro_row(5, -1), "blocks is -1; give at least 0"),
         (lambda: cesaro_row(5, 2, alpha=1.5), "alpha is 1.5; give a share of attention from 0 to 1"),
-        (lambda: cesaro_row(5, 2, window=0), "window is 0; give at least 1"),
         (lambda: cesaro_row(5, 2, window=[3, -1]), "window is -1; give at least 1"),
         (lambda: cesaro_row(5, 2, window=[3]), "there are 1 windows for 2 blocks"),
         (lambda: cesaro_row(5, 2, query=5), "query is 5 for 5 tokens; give from -5 to 4"),
         (lambda: cesaro_density([0.5, 1.25], 2), "x is 1.25; give fractions of the text"),
-        (lambda: cesaro_density(0.5, 0), "blocks is 0; give at least 1"),
-        (lambda: cesaro_point_mass(0, 0.5), "blocks is 0; give at least 1"),
-        (lambda: cesaro_bins(0, 2), "length is 0; give at least 1"),
         (lambda: fit_alpha(np.ones((2, 5)), 2), "the profile has shape [2, 5]; give one dimension"),
         (lambda: fit_alpha([1.0, -2.0, 1.0, 1.0], 2), "the value -2.0 at position 1"),
-        (lambda: fit_alpha([1.0, 1.0, math.inf, 1.0], 2), "the value inf at position 2"),
         (lambda: fit_alpha([0.0, 0.0, 1.0, 1.0], 2), "both positive at 2 positions; give a profile with at least 3"),
-        (lambda: fit_alpha(np.ones(9), 2, window=1), "both positive at 1 positions"),
-        (lambda: fit_alpha(np.ones(9), 0), "blocks is 0; give at least 1"),
     ],
 )
 def test_bad_input_is_named(call, message, unchecked):

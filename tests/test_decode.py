@@ -15,11 +15,10 @@ from torch import Tensor
 
 import probes
 from probes.measures.consequences import consequences
-from probes.measures.decode import MEASURE, Folds, acting, answer, compute, erases_nothing, parse_erase
+from probes.measures.decode import MEASURE, Folds, acting, answer, erases_nothing, parse_erase
 from probes.measures.decode.ridge import STRENGTHS, targets
 from probes.models.erase import log_position, other_orders
 from probes.models.view import Edit, View
-from probes.run.store import Store
 from toy.model import initial
 from toy.view import Toy
 
@@ -74,7 +73,6 @@ def test_absolute_positions_are_read_and_what_needs_them_is_destroyed():
     assert right(erased, held_out) < 0.5
     ranks = ds["rank"].sel(layer=0)
     assert float(ranks.sel(intervention="means all")) == float(ranks.sel(intervention="random all")) >= 10
-    assert float(ds.held.sel(intervention="means all")[0]) > 0.9
     at = ds.sel(intervention="means all")
     assert float(at.kl_low) > 1
     assert float(at.r2_last) < 0.3 < 0.99 < float(ds.r2_last.sel(intervention="none"))
@@ -89,16 +87,6 @@ def test_without_encoding_and_mask_nothing_knows_of_position():
     assert (ds.r2_low.values <= 0.0).all()
     assert (ds["rank"].sel(intervention="means all").values[:-1] < 1).all()  # at most a false one in one half
     assert abs(float(ds.loss_change.sel(intervention="direction all"))) < 0.05
-
-
-def test_under_a_causal_mask_one_token_at_position_0_tells():
-    """Uniform attention reads 1/(i + 1) of it."""
-    plain, tokens = toys.made(mask="causal"), prompts(64).clamp_min(1)
-    tokens[:, 0] = 0
-    weights = {name: w * (not name.endswith(".q")) for name, w in toys.own(plain).items()}
-    weights["embedding"][0] *= 30
-    ds = probes.decode(Toy(plain.architecture, weights), tokens, erase=(), **QUICK)
-    assert float(ds.r2[0]) < 0.01 < 0.5 < float(ds.r2_low[1])
 
 
 # -------------------------------------------------------------------------------------------------------- plain twins
@@ -332,25 +320,19 @@ def test_places_from_the_command_line():
 
 
 WRONG: Any = "mean"
-NOTHING: Any = None
 CALLS: list[tuple[Any, str]] = [
     (
         lambda: probes.decode(toys.made(), prompts(7)),
         "7 prompts are too few to hold some out; give prompts of at least 8",
     ),
-    (lambda: probes.decode(toys.made(), prompts(9), documents=["a", "b", "c"] * 3), "3 documents are too few"),
     (lambda: probes.decode(toys.made(), prompts(8), documents=["a"]), "1 documents are named for 8 prompts"),
     (lambda: probes.decode(toys.made(), prompts(8)[:, :3]), "prompts of 3 positions leave too few"),
     (lambda: probes.decode(toys.made(), prompts(8), erase=(2,)), "layer '2' does not exist; toy has blocks 0 to 1"),
     (lambda: probes.decode(toys.made(), prompts(8), erase=(1, 1)), "erase 1, 1 repeats one"),
-    (lambda: probes.decode(toys.made(), prompts(8), rank=0), "rank=0, seed=0: give a rank of 1 or more"),
     (lambda: probes.decode(toys.made(), prompts(8), recall=6), "recall=6 is no multiple of 4"),
-    (lambda: probes.decode(toys.made(), prompts(8), bands=[(3, 99)], lags=(1,)), "band 3-99 does not fit"),
     (lambda: probes.erased(toys.made(), WRONG, reference=prompts(4)), "erasure 'mean' is unknown; give means, random"),
     (lambda: probes.erased(toys.made(), reference=prompts(1)), "reference has shape [1, 12]; give at least 2 prompts"),
     (lambda: probes.erased(toys.made(), layer=True, reference=prompts(4)), "layer 'True' does not exist"),
-    (lambda: probes.erased(toys.made(), reference=NOTHING), "give reference=probes.prompts(model)"),
-    (lambda: probes.chart({}), "no results of one measure to draw"),
 ]
 
 
@@ -359,24 +341,3 @@ CALLS: list[tuple[Any, str]] = [
 def test_what_cannot_be_decoded_is_refused(wrong, said):
     with bad_input(said):
         wrong()
-
-
-def test_a_stopped_command_resumes_with_the_same_numbers(tmp_path, monkeypatch):
-    model, tokens = toys.made(positional="learned"), prompts(8)
-    whole = probes.decode(model, tokens, rank=2, **QUICK)
-    stops = {"left": 12}
-
-    def stopping(*given: Any, **named: Any) -> Any:
-        stops["left"] -= 1
-        if not stops["left"]:
-            raise KeyboardInterrupt
-        return explained(*given, **named)
-
-    explained = compute.explained
-    monkeypatch.setattr(compute, "explained", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        probes.decode(model, tokens, rank=2, pieces=Store(tmp_path), **QUICK)
-    again = probes.decode(model, tokens, rank=2, pieces=Store(tmp_path), **QUICK)
-    assert 12 - stops["left"] == 6 * len(tokens) + 1  # all of them once, and the one that stopped
-    for name in whole.data_vars:
-        np.testing.assert_array_equal(again[name], whole[name])

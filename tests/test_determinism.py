@@ -29,7 +29,6 @@ MEASURES: dict[str, Callable[[View, torch.Tensor], xr.Dataset]] = {
     "jacobian, exact": probes.jacobian,
     "jacobian, sketch": partial(probes.jacobian, **SKETCH, seed=3),
     "jacobian, autograd": partial(probes.jacobian, **SKETCH, engine="autograd"),
-    "jacobian, until it is precise": partial(probes.jacobian, method="sketch", products="auto", relative_error=0.3),
     "jacobian, pathways": partial(probes.jacobian, **SKETCH, pathway="all", from_layer="all"),
     "jacobian, scalar": partial(probes.jacobian, method="scalar", readout="logits"),
     "second moment": partial(second_moment, attention="measured", score_path=True),

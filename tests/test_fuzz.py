@@ -27,7 +27,6 @@ from probes.data.documents import read_documents
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
 from probes.measures.inspect import parse_of
-from probes.measures.jacobian import products
 from probes.measures.leakage import parse_bands, parse_lags
 from probes.measures.sinks import parse_keys
 from probes.models.swap import parse_replacement
@@ -209,7 +208,6 @@ PARSERS = {
     "first": parse_first,
     "replacement": parse_replacement,
     "of": parse_of,
-    "products": products,
     "steps": options.steps,
 }
 WORDS = st.one_of(

@@ -96,7 +96,6 @@ def test_transformer_lens_gives_the_same(name):
     [
         ("residual", {"products": 1000}),
         ("logits", {"products": families.WIDTH}),
-        ("normed", {"products": "auto", "relative_error": 1e-9}),
     ],
 )
 def test_a_sketch_of_all_directions_is_exact(readout, options):
@@ -115,24 +114,10 @@ def test_squared_sketches_are_unbiased(products, readout):
     seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=24), 200
     exact = jacobian(seen, tokens, readout=readout).sensitivity.values[0] ** 2
     got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=products, readout=readout)
-    assert bool(got.basis_products.all()) == (products == 48)
     assert (got.products <= products).all()
     squared = got.sensitivity.values**2
     deviation = (squared.mean(0) - exact) / (squared.std(0, ddof=1) / seeds**0.5)
     assert np.abs(deviation).max() < 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"engine": "autograd"}, {"pathway": "score"}, {"from_layer": "all"}])
-def test_sketches_are_unbiased_whatever_the_basis_was_found_by(options):
-    seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=16), 60
-    exact = jacobian(seen, tokens, **options).sensitivity.values[0] ** 2
-    got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=32, **options)
-    assert (got.basis_products > 0).all()
-    squared = got.sensitivity.values**2
-    reached = exact > 1e-9 * exact.max()
-    spread = squared.std(0, ddof=1)[reached] / seeds**0.5
-    assert np.abs((squared.mean(0)[reached] - exact[reached]) / spread).max() < 4
 
 
 # Without and with a basis. Positions of a draw go together: the share is known to 0.7 % from these draws (of 120 and of 45).
@@ -156,20 +141,6 @@ def test_sixty_four_products_are_within_two_percent(name):
     assert np.sqrt(((got / exact - 1) ** 2).mean()) < 0.02
 
 
-@pytest.mark.slow
-def test_auto_reaches_the_relative_error_asked_for():
-    model, target = probes.load("tiny-llama", device="cpu"), 0.03
-    tokens = probes.prompts(model, n=3, length=64)
-    exact = jacobian(model, tokens).sensitivity
-    got = jacobian(model, tokens, method="sketch", products="auto", relative_error=target)
-    assert (got.products < model.spec.width).all()
-    profile = probes.rms_profile(got.sensitivity, got.stderr)
-    assert np.sqrt(((profile.stderr / profile.mean) ** 2).mean()) <= target
-    # One draw, its errors alike at neighbouring positions: twice the target is allowed.
-    truth = probes.rms_profile(exact).mean
-    assert np.sqrt(((profile.mean / truth - 1) ** 2).mean()) < 2 * target
-
-
 def test_scalar_is_the_product_with_ones():
     tokens = some_tokens()
     for readout in ("residual", "normed", "logits"):
@@ -182,7 +153,7 @@ def test_scalar_is_the_product_with_ones():
 # ------------------------------------------------------------------------------------------------- conduct
 
 
-@pytest.mark.parametrize("options", [{}, *({"method": "sketch", "products": p} for p in (40, "auto"))])
+@pytest.mark.parametrize("options", [{}, {"method": "sketch", "products": 40}])
 def test_the_same_call_gives_the_same_numbers_and_progress_ends_at_the_total(options):
     calls: list[tuple[float, float]] = []
     seen, tokens = view("qwen3", dtype="float32"), some_tokens(2, 24)
@@ -237,27 +208,15 @@ GOOD = some_tokens()
     ("tokens", "options", "message"),
     [
         (GOOD, {"method": "fast"}, "method 'fast' does not exist; use exact, sketch, scalar"),
-        (GOOD, {"readout": "loss"}, "readout 'loss' does not exist"),
-        (GOOD, {"engine": "cuda"}, "engine 'cuda' does not exist"),
         (GOOD, {"query": LENGTH}, "query 12 is outside the prompt of 12 tokens; give -12 to 11"),
-        (GOOD, {"query": -LENGTH - 1}, "query -13 is outside"),
         (GOOD, {"from_layer": 3}, "from_layer 3 does not exist; the model has blocks 0 to 2"),
-        (GOOD, {"from_layer": -1}, "from_layer -1 does not exist"),
         (GOOD, {"products": 32}, "products=32 goes with method 'sketch', not 'exact'"),
-        (GOOD, {"method": "scalar", "products": 1}, "products=1 goes with method 'sketch'"),
-        (GOOD, {"method": "sketch", "products": 1}, "products=1 is too few"),
-        (GOOD, {"method": "sketch", "products": "all"}, "products"),
-        (GOOD, {"method": "sketch", "products": "auto", "relative_error": 0.0}, "relative_error=0.0 cannot be reached"),
-        (GOOD, {"relative_error": float("nan")}, "relative_error=nan"),
+        (GOOD, {"method": "sketch", "products": 1}, "products=1 is no number for a sketch"),
+        (GOOD, {"method": "sketch", "products": "all"}, "products=all is no number for a sketch"),
         (GOOD, {"chunk": 0}, "chunk=0 is not positive"),
-        (GOOD, {"from_layer": "last"}, "from_layer"),
         ([[1, 2]], {}, "tokens are a list"),
-        (GOOD.int(), {}, "tokens have dtype int32"),
         (GOOD[0], {}, r"tokens have shape \[12\]; give two dimensions"),
-        (GOOD[:0], {}, "at least 1 prompt of at least 2 positions"),
         (GOOD[:, :1], {}, "at least 1 prompt of at least 2 positions"),
-        (some_tokens(length=families.MAX_LENGTH + 1), {}, "was made for 128; give shorter prompts"),
-        (GOOD - 200, {}, "is outside the vocabulary"),
         (GOOD + families.VOCABULARY, {}, "ids run from 0 to 127"),
     ],
 )
@@ -299,10 +258,8 @@ def test_elasticity_is_the_sensitivity_in_units_of_input_and_output(readout, que
             assert float(found.input_rms[n, layer]) == pytest.approx(float(own[1 : at + 1].mean().sqrt()), rel=1e-5)
 
 
-def test_pathways_share_the_unit_of_elasticity_and_auto_has_one():
+def test_pathways_share_the_unit_of_elasticity():
     model, ids = view("llama"), some_tokens(3)
     found = probes.jacobian(model, ids, pathway="all")
     ratio = found.elasticity / found.sensitivity.where(found.sensitivity > 0)
     close(ratio.max("pathway"), ratio.min("pathway"), 1e-6)
-    auto = probes.jacobian(model, ids, method="sketch", products="auto", relative_error=0.2)
-    close(auto.elasticity / auto.sensitivity, ratio.isel(pathway=0), 1e-6)

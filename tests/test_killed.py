@@ -18,7 +18,6 @@ KILLS = int(os.environ.get("HEADWATER_KILLS", "3"))
 TELLING = {"created", "command", "seconds"}  # of a run, not of its numbers
 COMMANDS = {
     "jacobian": ["jacobian", *SMALL, "--seeds", "1", "--products", "40"],
-    "auto": ["jacobian", "tiny-llama", *SMALL, "--conditions", "pretrained", "--products", "auto"],
     "theory": ["theory", "tiny-llama", "--prompts", "2", "--length", "24", "--seeds", "1", "--products", "40"],
     "sinks": ["sinks", "tiny-llama", "tiny-qwen2", "--prompts", "6", "--length", "48"],
     "trajectory": ["trajectory", "tiny-llama", "--prompts", "6", "--length", "48", "--starts", "4"],

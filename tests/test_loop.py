@@ -29,7 +29,7 @@ from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment, second_moment_from_config
 
 LENGTH = 12
-FEW = Options(seeds=2, products="8")
+FEW = Options(seeds=2, products=8)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_theories_stand_beside_the_measurement(whole, folder):
 @pytest.mark.slow
 def test_theory_has_every_kernel_and_both_paths(whole, folder, tmp_path):
     theory = measure("theory")
-    result = study(folder, tmp_path, theory.options(seeds=1, products="8"), "theory")
+    result = study(folder, tmp_path, theory.options(seeds=1, products=8), "theory")
     assert listed(tmp_path) == ["theory.md", "theory.nc", "theory.png", "theory.svg"]
     one, before = (ds.sel(condition="pretrained").isel(seed=0) for ds in (result, whole[1]))
     np.testing.assert_allclose(one["sensitivity"], before["sensitivity"], rtol=1e-5)  # in float32, in other batches
@@ -135,23 +135,6 @@ def test_several_models_revisions_and_no_positions(folder, tmp_path):
     assert results["bee"].attrs["first_policy"] == "none"  # its BOS is its end token
     assert len({str(ds["weights"].sel(condition="pretrained", seed=0).values) for ds in results.values()}) == 3
     assert len(measure("jacobian").tables(results)[1].rows) == 3  # correlations with and without positions
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in its jvp
-@pytest.mark.parametrize(
-    ("changes", "given"),
-    [
-        ({"conditions": "init", "method": "exact", "products": None, "query": 8}, {}),
-        ({"conditions": "pretrained", "method": "scalar", "products": None}, {"prompts": 1, "first": "7"}),
-        ({"products": "auto", "relative_error": 0.5, "readout": "logits"}, {}),
-        ({"readout": "normed", "from_layer": 2}, {"first": "none", "length": 8}),
-        ({"pathway": "score"}, {"backend": "transformer_lens", "dtype": "float64"}),
-    ],
-)
-def test_every_setting_runs_to_the_end(folder, tmp_path, changes, given):
-    ds = study(folder, tmp_path, replace(FEW, seeds=1, **changes), **given)
-    assert measure("jacobian").answer({"ape": ds})[0].startswith("ape: ")
 
 
 @pytest.fixture(scope="module")
@@ -181,11 +164,9 @@ def test_an_interrupted_run_goes_on_with_more_seeds_and_the_same_text_elsewhere(
 @pytest.mark.parametrize(
     ("changes", "given"),
     [
-        *(({name: value}, {}) for name, value in {"products": "16", "readout": "normed", "query": -2}.items()),
-        *(
-            ({}, {name: value})
-            for name, value in {"seed": 1, "prompts": 3, "first": "none", "dtype": "float64"}.items()
-        ),
+        ({"products": 16}, {}),
+        ({"query": -2}, {}),
+        *(({}, {name: value}) for name, value in {"seed": 1, "first": "none", "dtype": "float64"}.items()),
     ],
 )
 def test_units_measured_with_other_settings_are_not_taken_for_these(folder, half, changes, given):
@@ -197,16 +178,10 @@ def test_units_measured_with_other_settings_are_not_taken_for_these(folder, half
     ("changes", "given", "says"),
     [
         ({"conditions": "init,trained"}, {}, "conditions 'init,trained' are not init, pretrained or both"),
-        ({"conditions": "init,init"}, {}, "conditions 'init,init' are not"),
         ({"conditions": "pretrained", "no_rope": True}, {}, "--no-rope has no use without fresh weights"),
         ({}, {"length": 7}, "7 tokens, query -1: no middle"),
         ({}, {"prompts": 0}, "n=0 prompts"),
-        ({"products": "1"}, {}, "products=1 is too few for a sketch"),
-        ({"products": "many"}, {}, "products 'many' is not a number"),
         ({"method": "exact"}, {}, "products=8 goes with method 'sketch', not 'exact'"),
-        ({"relative_error": 0.0, "products": "auto"}, {}, "relative_error=0.0"),
-        ({"query": 6}, {}, "query 6: no middle"),
-        ({"query": LENGTH}, {}, f"query {LENGTH} is outside the prompt of {LENGTH} tokens"),
         ({"from_layer": 3}, {}, "from_layer 3 does not exist"),
     ],
 )

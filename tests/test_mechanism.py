@@ -10,15 +10,13 @@ import families
 import numpy as np
 import pytest
 import torch
-import xarray as xr
 from commands import call
 from lookup import Lookup
 from torch import Tensor
 
 import probes
 from probes.data.recall import Couple, Maker, Rung, read_template
-from probes.loop import run
-from probes.measure import chart, measure
+from probes.measure import chart
 from probes.measures.retrieval import mechanism, retrieval
 from probes.measures.retrieval.mechanism import Differentiable, constant_first, traced
 from probes.models.behind import Asked, Row
@@ -266,21 +264,6 @@ def test_profiles_are_those_of_jacobian_and_kernel_at_the_lines():
 
 
 # ------------------------------------------------------------------------------------------------------------ the command
-
-
-def test_an_interrupted_mechanism_resumes_with_the_same_result(tmp_path):
-    how = measure("retrieval")
-    options = how.options(**SMALL | TRACED, pilot=2)
-    whole = run(how, ["tiny-llama"], tmp_path / "whole", options)["tiny-llama"]
-
-    def stop(_: str, done: float, total: float) -> None:
-        if done > 0.8 * total:  # within the second traced context
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(how, ["tiny-llama"], tmp_path / "cut", options, advance=stop)
-    again = run(how, ["tiny-llama"], tmp_path / "cut", options)["tiny-llama"]
-    xr.testing.assert_equal(whole, again)
 
 
 def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch, capsys):

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import reference
 import torch
-from measured import BACKENDS, LAYER_NORM, by_readout, close, drawn_tokens, parts_of, refused
+from measured import BACKENDS, LAYER_NORM, by_readout, close, drawn_tokens, parts_of
 from measured import view as cached
 
 from probes import jacobian as checked_jacobian
-from probes.models.huggingface import HuggingFaceView
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 PATHWAYS = ("total", "value", "score")
@@ -90,21 +89,6 @@ def test_transformer_lens_gives_the_same(name):
         close(got.sensitivity[0], twin(name)[pathway], 1e-3)
 
 
-# ------------------------------------------------------------------------------------------------------ identities
-
-
-def test_blocks_in_parts_and_blocks_by_autograd_go_together():
-    model: Any = families.model("gpt_neox", dtype=torch.float64)
-    model.gpt_neox.layers[1].register_forward_hook(lambda module, args, output: 2 * output)
-    seen = HuggingFaceView(model)
-    for pathway in PATHWAYS:
-        with pytest.warns(UserWarning, match="engine autograd for block 1"):
-            mixed = jacobian(seen, TOKENS, pathway=pathway)
-        assert mixed.attrs["engine"] == "autograd+parts"
-        own = jacobian(seen, TOKENS, pathway=pathway, engine="autograd")
-        close(mixed.sensitivity, own.sensitivity, TWIN["gpt_neox"])
-
-
 # ------------------------------------------------------------------------------------------------------ estimates
 
 
@@ -126,12 +110,3 @@ def test_scalar_is_one_row_of_the_pathway(engine):
     for pathway in PATHWAYS:
         got = jacobian(seen, tokens, method="scalar", pathway=pathway, engine=engine).sensitivity[0]
         close(got, expected[pathway] / families.WIDTH**0.5, TWIN["gpt2"])
-
-
-# --------------------------------------------------------------------------------------------------------- conduct
-
-
-@pytest.mark.parametrize("pathway", ["values", "", None, "Total"])
-def test_an_unknown_pathway_is_refused(pathway):
-    with refused(f"pathway '{pathway}' does not exist; use total, value, score"):
-        jacobian(view("llama"), TOKENS, pathway=pathway)

@@ -130,10 +130,8 @@ def test_bundled_text(with_bos):
     [
         (dict(n=0), "n=0 prompts is too few"),
         (dict(length=1), "length=1 is too short"),
-        (dict(seed=-1), "seed=-1 is negative"),
         (dict(length=65), "length=65, but bigram was made for 64; ask for fewer, or go beyond"),
         (dict(first=300), "first token id 300 is outside the vocabulary of bigram; ids run from 0 to"),
-        (dict(first=-1), "first token id -1 is outside"),
         (dict(first=True), "first=True is no token id"),
         (dict(dataset="owner/name"), "are given; give one of them"),
     ],
@@ -168,15 +166,11 @@ def test_results_are_told_where_prompts_come_from(with_bos, without_bos, text):
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([[1, 2]], "tokens are a list; give a torch tensor"),
         (torch.ones(2, 3, dtype=torch.int32), r"dtype int32; convert them with \.long\(\)"),
-        (torch.ones(2, 3), "dtype float32"),
-        (torch.ones(3, dtype=torch.int64), r"shape \[3\]; give two dimensions"),
         (torch.ones(0, 3, dtype=torch.int64), r"shape \[0, 3\]; give at least 1 prompt"),
         (torch.ones(2, 1, dtype=torch.int64), r"shape \[2, 1\]; give at least 1 prompt of at least 2"),
         (torch.ones(2, 65, dtype=torch.int64), "65 positions, but bigram was made for 64"),
         (torch.tensor([[0, -3]]), "token id -3 is outside the vocabulary of bigram"),
-        (torch.tensor([[0, 10**6]]), "token id 1000000 is outside"),
     ],
 )
 def test_check_tokens_refuses(tokens, message):

@@ -78,7 +78,7 @@ def test_provenance_says_what_made_a_result():
 
 
 def test_a_saved_result_comes_back_whole(tmp_path):
-    ds = run("pretrained", None, number=3, nothing=None, text="é\nü")
+    ds = run("pretrained", None, number=3, nothing=None, text="é\nü", odd="d\0\udc80")
     ds["scalar"] = ((), 1.5)
     ds["mask"] = (("position",), np.array([True, False, True]))
     path = tmp_path / "new" / "result.nc"
@@ -89,6 +89,7 @@ def test_a_saved_result_comes_back_whole(tmp_path):
     for one in (back, load(path)):
         xr.testing.assert_identical(one, ds)
     assert type(back.attrs["number"]) is int
+    assert back.attrs["odd"] == "d\\x00\\udc80"  # as files can keep it
     assert back["mask"].dtype == bool
     assert [p.name for p in path.parent.iterdir()] == ["result.nc"]
     zeros = xr.Dataset({"x": (("a", "b"), np.zeros((300, 300)))}, attrs={"headwater": "0", "list": [1, 2]})
@@ -96,27 +97,6 @@ def test_a_saved_result_comes_back_whole(tmp_path):
     assert zeros.attrs["list"] == [1, 2]  # as it was
     assert load(path).attrs["list"] == "[1, 2]"
     assert path.stat().st_size < 300 * 300 * 8 / 10
-
-
-def test_text_that_files_cannot_keep_is_escaped(tmp_path):
-    odd = dataset(
-        {"x": (("word",), [1.0, 2.0])}, coords={"word": ["a\0b", "c"]}, attrs={"headwater": "0", "of": "d\0\udc80"}
-    )
-    save(odd, tmp_path / "odd.nc")
-    back = load(tmp_path / "odd.nc")
-    assert (back["word"].values.tolist(), back.attrs["of"]) == (["a\\x00b", "c"], "d\\x00\\udc80")
-
-
-def test_a_failed_save_leaves_what_was_there(tmp_path):
-    path = tmp_path / "result.nc"
-    save(run("pretrained", None), path)
-    before = path.read_bytes()
-    bad = run("pretrained", None)
-    bad["mixed"] = (("position",), np.array([1, "a", None], dtype=object))
-    with pytest.raises((TypeError, ValueError)):
-        save(bad, path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["result.nc"]
 
 
 def test_files_that_are_no_results_are_refused_in_one_line(tmp_path):
@@ -171,13 +151,12 @@ def test_the_time_of_a_run_is_no_part_of_what_was_measured():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: run("init", 1, tokens=TOKENS + 1), "condition 'init', seed 1 was measured on other tokens"),
-        (lambda: run("init", 1).drop_vars("tokens"), "other tokens"),
-        (lambda: run("init", 1, config='{"width": 5}'), "another model config"),
-        (lambda: run("init", 0), "two results for condition 'init', seed 0"),
+        (lambda: run("init", 1, tokens=TOKENS + 1), "condition 'init', seed 1 has other tokens than the first result"),
+        (lambda: run("init", 1, config='{"width": 5}'), "other config"),
+        (lambda: run("init", 0), "two results of condition 'init', seed 0"),
         (lambda: run("init", None), "condition 'init' has seed None; set its attribute 'seed'"),
-        (lambda: run("init", 1).drop_vars("heads"), "differs from the first result in heads"),
-        (lambda: run("init", 1).assign_coords(position=[1, 2, 3]), "tokens|other values of 'position'"),
+        (lambda: run("init", 1).drop_vars("heads"), "other variables"),
+        (lambda: run("init", 1).assign_coords(position=[1, 2, 3]), "other coordinates"),
         (lambda: run("init", 1).drop_attrs(), "no attribute 'condition'"),
     ],
 )
@@ -186,8 +165,6 @@ def test_combine_refuses(other, message):
         combine([run("init", 0), other()])
     with pytest.raises(InputError, match="no results to combine"):
         combine([])
-    with pytest.raises(InputError, match="variable 'names' holds"):
-        combine([run("init", seed).assign(names=("position", ["a", "b", "c"])) for seed in (0, 1)])
 
 
 def test_dtypes_say_what_a_gguf_file_stored_but_for_fresh_weights():

@@ -12,7 +12,6 @@ from kept import interrupting, piece_files
 import probes
 from probes.errors import InputError
 from probes.models.linear import LinearizedBlock
-from probes.models.pullback import Prompt
 from probes.run.store import Store
 
 
@@ -22,16 +21,8 @@ def prompted() -> tuple[Any, torch.Tensor]:
     return model, probes.prompts(model, n=4, length=24)
 
 
-@pytest.fixture(scope="module")
-def longer() -> tuple[Any, torch.Tensor]:
-    """Long enough that the search for a basis is worth its products."""
-    model = probes.load("tiny-llama")
-    return model, probes.prompts(model, n=3, length=64)
-
-
 PROBES: dict[str, dict[str, Any]] = {
     "jacobian": {"method": "sketch", "products": 40},
-    "jacobian auto": {"method": "sketch", "products": "auto", "relative_error": 0.02, "pathway": "all", "chunk": 9},
     "sinks": {"reacts": "mean"},
     "trajectory": {"starts": 4},
     "leakage": {"bootstrap": 5},
@@ -47,8 +38,8 @@ def measure(name: str, model: Any, tokens: torch.Tensor, progress: Any, folder: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, longer, name):
-    model, tokens = longer if "auto" in name else prompted
+def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, name):
+    model, tokens = prompted
     whole = measure(name, model, tokens, None)
     calls: list[tuple[float, ...]] = []
     on_disk = measure(name, model, tokens, lambda *step: calls.append(step), tmp_path / "counted")
@@ -66,36 +57,6 @@ def test_a_probe_stopped_anywhere_ends_with_the_same_bytes(tmp_path, prompted, l
                 assert found[variable].values.tobytes() == expected.tobytes(), variable
 
 
-def test_the_next_round_of_probes_begins_with_what_was_kept_of_the_last(tmp_path, longer, monkeypatch):
-    model, tokens = longer
-    pulled = refused(monkeypatch, Prompt, "pull", 10**9, MemoryError())  # none is
-    whole = measure("jacobian auto", model, tokens, None, tmp_path)
-    directions = sum(pulled)
-    assert directions == round(float((whole["products"] - whole["basis_products"]).sum()))
-    rounds = len(piece_files(tmp_path)) // len(tokens)
-    assert rounds > 2
-
-    # Cut off within the last round: its first prompt is there, the others begin it anew, all rounds before are there.
-    for file in piece_files(tmp_path):
-        if file.stem in [f"jacobian-round-{rounds - 1}-{n}" for n in range(1, len(tokens))]:
-            file.unlink()
-    pulled.clear()
-    calls: list[tuple[float, float]] = []
-    again = measure("jacobian auto", model, tokens, lambda *done: calls.append(done), tmp_path)
-    assert 0 < sum(pulled) < directions / 2
-    assert calls[-1] == (sum(pulled), sum(pulled))  # in all: what was left to do
-    xr.testing.assert_identical(again.drop_attrs(), whole.drop_attrs())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_what_is_kept_of_a_round_has_the_models_precision(tmp_path, longer, dtype):
-    model, tokens = probes.load("tiny-llama", dtype=dtype), longer[1][:2]
-    whole = measure("jacobian auto", model, tokens, None)
-    on_disk = measure("jacobian auto", model, tokens, None, tmp_path)
-    xr.testing.assert_identical(on_disk.drop_attrs(), whole.drop_attrs())
-
-
 def refused(
     monkeypatch: pytest.MonkeyPatch, owner: type, method: str, most: int, error: Exception, *, free: int = 0
 ) -> list[int]:
@@ -110,17 +71,6 @@ def refused(
 
     monkeypatch.setattr(owner, method, small)
     return seen
-
-
-@pytest.mark.slow
-def test_memory_that_runs_out_between_rounds_begins_the_prompts_round_anew(longer, monkeypatch):
-    model, tokens = longer
-    expected = measure("jacobian auto", model, tokens[:2], None)
-    # In the first round each prompt's basis and probes are pulled.
-    seen = refused(monkeypatch, Prompt, "pull", 3, MemoryError(), free=4)
-    found = measure("jacobian auto", model, tokens[:2], None)
-    assert seen[4] > 3 >= seen[-1]
-    close_to(found, expected)
 
 
 def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, monkeypatch):

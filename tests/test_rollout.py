@@ -29,7 +29,7 @@ from probes.theory.rollout import (
     visible,
     window_bound,
 )
-from probes.theory.unnormalized import even_shares, limit_shares, shares
+from probes.theory.unnormalized import even_shares, shares
 
 SLACK = 1 + 1e-12  # rounding of sums and products of positive float64 numbers, some hundreds of them
 
@@ -265,17 +265,6 @@ def test_equal_weights_leave_the_first_token_slowly(t):
     assert found[0] == pytest.approx((t + 1) / (t + 7))
 
 
-def test_the_largest_weight_for_oneself_wins():
-    pattern = np.tril(np.random.default_rng(1).uniform(0.1, 0.5, (6, 6)))
-    for top, large in ((3, 0.9), (0, 1.0)):
-        one = pattern + np.diag(np.eye(6)[top] * (large - pattern[top, top]))
-        found = limit_shares(one)
-        np.testing.assert_allclose(shares(np.stack([one] * 400))[-1, -1], found, atol=1e-12)
-        assert np.all(found[: top + 1] > 0)
-        assert not found[top + 1 :].any()
-    assert limit_shares(random_patterns(visible(6), 1, 0)[0]).tolist() == [1, 0, 0, 0, 0, 0]  # as of softmax
-
-
 def test_constants_of_the_bounds():
     x = np.arange(12)
     low, high = (math.exp(-0.2) / sum(math.exp(-0.9 * k) for k in range(12))) ** 4, math.exp(0.8)
@@ -291,12 +280,6 @@ def test_constants_of_the_bounds():
     assert found.high[-1] < 0.1
     # Without a distance all logits are the same, and one layer is between e^-2B / T and 1:
     np.testing.assert_allclose(decay_bounds(5, 0, 0.0, 0.5).low, math.exp(-1) / 5)
-
-
-def test_bounds_of_wild_logits_are_trivial_not_errors():
-    found = decay_bounds(50, 60, 0.1, 20.0)
-    assert not found.low.any()
-    assert np.all(found.high == 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -333,50 +316,21 @@ ROWS = np.full((2, 3, 3), 1 / 3)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: visible(0), "length is 0; give at least 1"),
-        (lambda: visible(4, window=0), "window is 0; give at least 1"),
         (lambda: visible(4, prefix=5), "prefix is 5 for 4 tokens; give from 1 to 4"),
         (lambda: visible(4, window=2, prefix=1), "a window of 2 and a prefix of 1 are both given; give one of them"),
         (lambda: rollout(ROWS[:, :2]), "patterns have shape [2, 2, 3]; give [layer, query, key]"),
-        (lambda: rollout(ROWS[0]), "patterns have shape [3, 3]; give [layer, query, key]"),
-        (lambda: rollout(ROWS[:0]), "patterns have shape [0, 3, 3]; give [layer, query, key]"),
         (lambda: rollout(ROWS * [[[1]], [[1.001]]]), "row 0 of layer 1 has entries from 0.333667 and sum 1.001"),
         (lambda: rollout(ROWS + [[0.0], [0], [1]] * np.array([-1, 1, 0])), "row 2 of layer 0 has entries from -0.66"),
-        (lambda: rollout(ROWS, alpha=1.1), "alpha is 1.1; give"),
         (lambda: rollout(ROWS * math.nan), "row 0 of layer 0 has entries from nan"),
-        (lambda: causal_bound(0, 1, 0.1), "length is 0; give at least 1"),
-        (lambda: causal_bound(4, 0, 0.1), "layers is 0; give at least 1"),
-        (lambda: causal_bound(4, 1, 0.0), "eps is 0.0; give the smallest visible entry, above 0 and at most 1/4"),
         (lambda: window_bound(4, 1, 0.1, 1), "window is 1; give at least 2"),
         (lambda: window_bound(9, 1, 0.4, 3), "eps is 0.4; give the smallest visible entry, above 0 and at most 1/3"),
-        (lambda: prefix_bounds(4, 1, 0.1, 0), "prefix is 0 for 4 tokens; give from 1 to 4"),
         (lambda: decay_rollout([1, -2], 3, 0.1), "distance is -2.0; give tokens, 0 or more"),
-        (lambda: decay_rollout(1, 3, -0.1), "m is -0.1; give a finite number, 0 or more"),
-        (lambda: decay_bounds(0, 3, 0.1, 0.5), "length is 0; give at least 1"),
-        (lambda: decay_bounds(4, -1, 0.1, 0.5), "t is -1; give at least 0"),
         (lambda: decay_bounds(4, 3, math.inf, 0.5), "m is inf; give a finite number"),
-        (lambda: decay_peak(-1, 0.1), "t is -1; give at least 0"),
-        (lambda: rope_rollout(math.inf, 3, 1.0, 0.1), "distance is inf; give tokens"),
-        (lambda: rope_rollout(1, 3, -1.0, 0.1), "c is -1.0; give a finite number, 0 or more"),
         (lambda: rope_rollout(1, 3, 1.0, math.nan), "theta is nan; give finite radians per token"),
-        (lambda: rope_bounds(0, 3, 1.0, 0.1, 0.5), "length is 0; give at least 1"),
-        (lambda: rope_bounds(4, 3, 1.0, 0.1, math.inf), "B is inf; give a finite number"),
-        (lambda: rope_peak(-1, 1.0, 0.1, 5), "t is -1; give at least 0"),
-        (lambda: rope_peak(1, 1.0, 0.1, 0), "length is 0; give at least 1"),
         (lambda: centers(np.ones((2, 3), bool)), "mask has shape [2, 3]; give [query, key]"),
         (lambda: turned_loss(3, -1.0, 0.1), "strength, theta and phase are not all finite, or a strength is negative"),
-        (
-            lambda: turned_bounds(np.ones(3), 1, 0.1),
-            "loss is not finite, or not 0 at distance 0; give one as of turned",
-        ),
-        (lambda: shares(ROWS[0]), "weights have shape [3, 3]; give [layer, query, key]"),
+        (lambda: turned_bounds(np.ones(3), 1, 0.1), "loss is not finite, or not 0 at distance 0"),
         (lambda: shares(-ROWS), "some weights are negative or not finite; give numbers, 0 or more"),
-        (lambda: even_shares(0, 1), "length is 0; give at least 1"),
-        (lambda: limit_shares(ROWS[0]), "the pattern is no causal one; give [query, key]"),
-        (
-            lambda: limit_shares(np.tril(ROWS[0])),
-            "3 positions have the largest weight for themselves; give one a larger",
-        ),
     ],
 )
 def test_bad_input_is_named(call, message, unchecked):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from beartype import beartype
 from jaxtyping import Float, TypeCheckError
-from sampling import DEFINITIONS, FIRST, THEN, sampled
+from sampling import FIRST, THEN, sampled
 from torch import Tensor
 
 import probes
@@ -34,22 +32,6 @@ def refused() -> bool:
 def test_first_calls_and_one_in_so_many_are_checked(again):
     found = [refused() for _ in range(2 * THEN + 1)]
     assert found == [n <= FIRST or n % THEN == 0 for n in range(1, 2 * THEN + 2)]
-
-
-def test_nested_functions_are_checked_where_first_defined():
-    def define() -> Any:
-        def inner(x: Float[Tensor, "a b"]) -> Any:
-            return x
-
-        return sampled(inner, typechecker=beartype)
-
-    for n in range(DEFINITIONS + 2):
-        inner = define()
-        if n < DEFINITIONS:
-            with pytest.raises(TypeCheckError):
-                inner(WRONG)
-        else:
-            assert inner(WRONG) is WRONG
 
 
 def test_the_library_is_checked():

@@ -49,7 +49,6 @@ def test_files_and_folders_are_read_in_name_order(tmp_path):
         ("latin.txt", b"caf\xe9", "not UTF-8 text (byte 3)"),
         ("nul.txt", b"a\0b", "NUL bytes"),
         ("rows.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2"),
-        ("broken.jsonl", '{"text": "a"\n', "line 1"),
         ("list.jsonl", "[1]\n", "line 1"),
         ("nowhere", None, "nowhere' does not exist"),
         ("", None, "' holds no text files"),

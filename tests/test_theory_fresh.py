@@ -69,17 +69,6 @@ def test_fresh_models_of_other_families_are_predicted_with_scores(name):
         assert deviation(values, measured) > 0.1
 
 
-# d sigma^2 = 0.4 and 1.6: the score path is what wide weights need, and enough.
-@pytest.mark.slow
-@pytest.mark.parametrize(("sigma", "seeds"), [(0.04, 2), (0.08, 4)])
-def test_wide_weights_need_the_score_path(sigma, seeds):
-    made = config("qwen2", width=256, sigma=sigma)
-    measured, values, scores = measured_and_predicted(made, 32, VALUES, SCORES, seeds=seeds)
-    assert deviation(scores, measured) < 0.05
-    if sigma == 0.08:
-        assert deviation(values, measured) > 0.3
-
-
 # --------------------------------------------------------------------------------------------- from the configuration
 
 
@@ -122,13 +111,9 @@ def test_only_which_tokens_are_equal_matters():
     ("given", "says"),
     [
         ({}, "length=None is no number of positions; give at least 1, or tokens"),
-        ({"length": 7.5}, "length=7.5 is no number of positions"),
-        ({"length": 0}, "length=0 is no number of positions"),
         ({"length": 2000}, "2000 positions are more than the 1024 that are learned"),
         ({"length": 5, "tokens": drawn_tokens(1, 6)}, "length=5 and prompts of 6 tokens differ; leave length out"),
         ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens are no ids \[prompt, position\]"),
-        ({"tokens": torch.zeros(1, 4)}, r"tokens are no ids \[prompt, position\]"),
-        ({"tokens": [[1, 2]]}, r"tokens are no ids \[prompt, position\]"),
         ({"length": 12, "adding": "both"}, "adding 'both' does not exist"),
     ],
 )

@@ -48,7 +48,6 @@ def test_nothing_after_position_0_reaches_it(name, backend):
     assert found["first"].values.tolist() == ["bos", "text"]
     assert found.layer.values.tolist() == list(range(BLOCKS + 1))
     assert (found.later_difference.values == 0).all()
-    assert (found.alone_difference.values < 1e-5).all()  # rounding, amplified by wide weights
 
 
 @pytest.mark.parametrize("prompts", [1, 3])
@@ -62,10 +61,8 @@ def test_a_model_that_looks_ahead_is_found(prompts):
 
     model = Ahead(families.model("llama"), tokenizer=families.tokenizer())
     found = trajectory(model, some_tokens(prompts), starts=4)
-    for name in ("later_difference", "alone_difference"):
-        values = found[name].values
-        assert (values[:, :2] == 0).all() if name == "later_difference" else (values[:, :2] < 1e-5).all()
-        assert (values[:, 2:] > 1e-2).all()
+    assert (found.later_difference.values[:, :2] == 0).all()
+    assert (found.later_difference.values[:, 2:] > 1e-2).all()
 
 
 # ------------------------------------------------------------------------------------------ norms and single entries
@@ -78,10 +75,6 @@ def test_norms_and_largest_dimensions_are_those_of_the_streams(name):
     for first, given in (("bos", tokens), ("text", tokens[:, 1:])):
         got, expected = found.sel(first=first), streams(model, given)
         norms = (expected**2).sum(-1).sqrt()  # [prompt, layer, position]
-        length = given.shape[1]
-        rms = (norms**2).mean(0).sqrt()
-        np.testing.assert_allclose(got.norm.values[:, :length], rms, rtol=1e-5)
-        assert np.isnan(got.norm.values[:, length:]).all()
         for layer in range(BLOCKS + 1):
             at = got.sel(layer=layer)
             alone = statistics.median(norms[:, layer, 0].tolist())
@@ -105,23 +98,18 @@ def test_counts_of_a_constructed_stream():
         weight = model.get_input_embeddings().weight
         weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))  # median about 1
         weight[BOS, 3], weight[BOS, 10], weight[BOS, 40], weight[BOS, 41] = -5000.0, 1500.0, 400.0, 60.0
-        weight[7, 5] = 2000.0  # another position's
-        weight[8, :3] = 50.0
     tokens = torch.randint(20, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(1))
     tokens[:, 0] = BOS
-    tokens[0, 4], tokens[1, 5], tokens[2, 8], tokens[2, 3] = 7, 7, 8, 7
     found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4).sel(first="bos")
-    assert found.massive.values.tolist() == [[2.0, 2.0, 3.0, 4.0]] * (BLOCKS + 1)
-    # Prompts 0, 1 and 2 have a token 7; in prompt 2, token 8 has more dimensions above 30 medians than token 7.
-    assert found.massive_others.values.tolist() == [[0.75, 0.75, 0.75, (1 + 1 + 3 + 0) / 4]] * (BLOCKS + 1)
+    assert found.massive.values.tolist() == [[2.0, 4.0]] * (BLOCKS + 1)
     assert found.top_dimension.values[:, :4].tolist() == [[3, 10, 40, 41]] * (BLOCKS + 1)
     assert found.top_value.values[:, :4].tolist() == [[-5000.0, 1500.0, 400.0, 60.0]] * (BLOCKS + 1)
     median = streams(probes.load(model), tokens)[:, 0].abs().flatten().quantile(0.5)
-    np.testing.assert_allclose(found.top_ratio[0, 0], 5000 / median, rtol=1e-3)
+    np.testing.assert_allclose(found.top_ratio[0, 0], 5000 / median, rtol=2e-3)  # bins are up to 0.2 % wide
     with torch.no_grad():
         weight /= 100  # 50,000 medians are above 1,000, but 50 is below 100
     found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4)
-    assert found.sel(first="bos").massive.values.tolist() == [[0.0, 2.0, 3.0, 4.0]] * (BLOCKS + 1)
+    assert found.sel(first="bos").massive.values.tolist() == [[0.0, 4.0]] * (BLOCKS + 1)
 
 
 # ---------------------------------------------------------------------------------------------------- convergence
@@ -209,7 +197,6 @@ def test_without_bos_there_is_no_control():
     mixed[1, 0] = 9
     found = trajectory(view("llama"), mixed, starts=4)  # prompts without BOS are taken as they are
     assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], list(PLACES))
-    assert not np.isnan(found.norm).any()
 
 
 # ----------------------------------------------------------------------------------------------- results and the rest
@@ -256,15 +243,6 @@ def test_answers_where_later_text_matters_and_where_cosines_are_not_known():
         assert line.endswith(f" before the final norm, {says}.")
 
 
-def test_bfloat16_follows_float32():
-    name, tokens = "gemma2", some_tokens()
-    exact, rough = (trajectory(view(name, dtype=dtype), tokens, starts=8) for dtype in ("float32", "bfloat16"))
-    assert (rough.later_difference.values == 0).all()
-    for name in ("norm_first", "norm_others", "median_magnitude"):
-        np.testing.assert_allclose(rough[name], exact[name], rtol=0.1)  # wide weights, three digits
-    np.testing.assert_allclose(rough.cosine, exact.cosine, atol=0.05)
-
-
 def test_bad_input_is_refused():
     model, tokens = view("llama"), some_tokens()
     for starts in (1, 126):
@@ -281,11 +259,3 @@ def test_bad_input_is_refused():
         broken.get_decoder().layers[1].mlp.down_proj.weight[0, 0] = math.inf
     with refused("not finite", "float32"):
         trajectory(HuggingFaceView(broken, tokenizer=families.tokenizer()), tokens)
-
-
-def test_prompts_that_begin_with_the_config_s_bos_want_a_tokenizer():
-    model, tokens = HuggingFaceView(families.model("llama")), some_tokens()
-    with pytest.warns(UserWarning, match=r"begin with id 0, the BOS of the config .*probes\.load\(model, tokenizer="):
-        found = trajectory(model, tokens, starts=8)
-    assert found["first"].values.tolist() == ["id"]
-    trajectory(model, tokens[:, 1:], starts=8)  # nothing to say

@@ -36,7 +36,6 @@ UNREAD = {
         "reacts*_by_prompt",
         "*effect_by_prompt",
     ),
-    "trajectory": ("norm", "median_magnitude", "massive_others"),
     "bos-swap": (
         *("kl", "kl_low", "kl_high"),
         *(f"{of}_{when}" for of in ("leakage", "weight", "source", "residual*") for when in ENDS_OF_SWAPS),

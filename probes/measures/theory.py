@@ -43,7 +43,7 @@ CAPTION = (
     "factor of 2. Last panel: how far training moves away from the kernel of random matrices."
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
-HIDDEN = ("relative_error", "readout", "pathway", "query", "from_layer", "no_rope")
+HIDDEN = ("readout", "pathway", "query", "from_layer", "no_rope")
 
 
 @dataclass(frozen=True)

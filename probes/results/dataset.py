@@ -12,13 +12,12 @@ import hashlib
 import io
 import json
 import lzma
-import math
 import os
 import platform
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -252,60 +251,47 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     """
     if not datasets:
         raise InputError("no results to combine; give at least one")
-    first = datasets[0]
-    runs: dict[tuple[str, int | None], xr.Dataset] = {}
-    for ds in datasets:
-        run = _run(ds)
-        if run in runs:
-            raise InputError(f"two results for {_run_name(run)}; give each condition and seed once")
-        runs[run] = ds
-        _check_alike(first, ds, _run_name(run))
-
+    first, runs = datasets[0], [_run(ds) for ds in datasets]
+    for run, ds in zip(runs, datasets, strict=True):
+        if runs.count(run) > 1:
+            raise InputError(f"two results of {_run_name(run)}; give each condition and seed once")
+        for what, of in MATCHING.items():
+            if of(ds) != of(first):
+                raise InputError(
+                    f"{_run_name(run)} has other {what} than the first result; combine results of one call"
+                )
+    seeds = sorted({seed for _, seed in runs if seed is not None}) or [0]
+    names = dict.fromkeys(name for ds in datasets for name in ds.attrs if name not in ("condition", "seed", "created"))
+    values = {name: [ds.attrs.get(name, "") for ds in datasets] for name in names}
+    differing = [name for name, of in values.items() if name == "weights" or len(set(map(repr, of))) > 1]
+    placed = []
+    for (condition, seed), ds in zip(runs, datasets, strict=True):
+        place = {"condition": [condition], "seed": [seeds[0] if seed is None else seed]}
+        texts = {name: (("condition", "seed"), [[str(ds.attrs.get(name, ""))]]) for name in differing}
+        placed.append(ds.drop_vars("tokens").expand_dims(place).assign_coords(texts))
+    joined = xr.merge(placed, join="outer", compat="no_conflicts", combine_attrs="override")
     known = {condition: n for n, condition in enumerate(CONDITIONS)}
     conditions = sorted({condition for condition, _ in runs}, key=lambda one: (known.get(one, len(known)), one))
-    seeds = sorted({seed for _, seed in runs if seed is not None}) or [0]
-    shape = (len(conditions), len(seeds))
-
-    def placed(values: Iterable[Any], joined: np.ndarray) -> np.ndarray:
-        """One value per run, each at its condition and seed."""
-        for (condition, seed), value in zip(runs, values, strict=True):
-            joined[conditions.index(condition), 0 if seed is None else seeds.index(seed)] = value
-        return joined
-
-    variables: dict[Hashable, Any] = {}
-    for name, variable in first.data_vars.items():
-        if name == "tokens":
-            variables[name] = variable.variable
-            continue
-        if variable.dtype.kind not in "fiub":
-            raise InputError(f"variable '{name}' holds {variable.dtype} and cannot be combined; leave it out")
-        complete = len(runs) == math.prod(shape) or variable.dtype.kind == "f"
-        dtype = variable.dtype if complete else np.dtype("float64")
-        empty = np.full(shape + variable.shape, np.nan if dtype.kind == "f" else 0, dtype=dtype)
-        joined = placed((ds[name].values for ds in runs.values()), empty)
-        variables[name] = (("condition", "seed", *variable.dims), joined, variable.attrs)
+    joined = joined.sel(condition=conditions, seed=seeds).assign_coords(condition=conditions)
+    joined = joined.assign_coords({name: joined[name].fillna("").astype(str) for name in differing})
+    whole = [
+        name for name in joined.data_vars if not joined[name].isnull().any()
+    ]  # integers, too, where there is no gap
+    joined = joined.assign({name: joined[name].astype(first[name].dtype) for name in whole})
     counts = [sum(condition == other for other, _ in runs) for condition in conditions]
-    variables["runs"] = (("condition",), np.array(counts), {"long_name": "number of seeds", "units": "1"})
+    runs_of = xr.Variable("condition", counts, {"long_name": "number of seeds", "units": "1"})
+    joined = joined.assign(tokens=first["tokens"], runs=runs_of)
+    made = [str(ds.attrs["created"]) for ds in datasets if "created" in ds.attrs]  # ISO 8601: as text, as in time
+    joined.attrs = {name: of[0] for name, of in values.items() if name not in differing}
+    return joined.assign_attrs({"created": max(made)} if made else {})
 
-    coords: dict[Hashable, Any] = {name: coord.variable for name, coord in first.coords.items()}
-    coords |= {"condition": conditions, "seed": seeds}
-    attrs: dict[str, Any] = {}
-    for name in dict.fromkeys(name for ds in datasets for name in ds.attrs):
-        values = [ds.attrs.get(name, "") for ds in runs.values()]
-        if name in ("condition", "seed"):
-            continue
-        if name == "created":
-            attrs[name] = max(map(str, values))  # ISO 8601: sorted as text, sorted in time
-        elif name != "weights" and len(set(map(repr, values))) == 1:
-            attrs[name] = values[0]
-        elif name in coords or name in variables:
-            raise InputError(
-                f"attribute '{name}' differs between runs and is a variable's name too; rename one of them"
-            )
-        else:
-            texts = placed(map(str, values), np.full(shape, "", dtype=object))
-            coords[name] = (("condition", "seed"), texts.astype(str))
-    return xr.Dataset(variables, coords=coords, attrs=attrs)
+
+MATCHING: dict[str, Callable[[xr.Dataset], Any]] = {  # what results that are combined have in common
+    "tokens": lambda ds: ds["tokens"].values.tolist() if "tokens" in ds else None,
+    "config": lambda ds: ds.attrs.get("config"),
+    "variables": lambda ds: {name: (values.dims, values.shape) for name, values in ds.variables.items()},
+    "coordinates": lambda ds: {name: values.values.tolist() for name, values in ds.coords.items()},
+}
 
 
 def quickly(results: Iterable[xr.Dataset]) -> list[str]:
@@ -394,24 +380,6 @@ def _run(ds: xr.Dataset) -> tuple[str, int | None]:
 def _run_name(run: tuple[str, int | None]) -> str:
     condition, seed = run
     return f"condition '{condition}'" if seed is None else f"condition '{condition}', seed {seed}"
-
-
-def _check_alike(first: xr.Dataset, ds: xr.Dataset, run: str) -> None:
-    shapes = [{name: (v.dims, v.shape) for name, v in d.variables.items()} for d in (first, ds)]
-    differing = sorted(str(n) for n in shapes[0].keys() | shapes[1].keys() if shapes[0].get(n) != shapes[1].get(n))
-    others = [name for name in first.coords if name in ds and not ds[name].variable.equals(first[name].variable)]
-    if "tokens" not in ds or not ds["tokens"].variable.equals(first["tokens"].variable):
-        raise InputError(f"{run} was measured on other tokens than the first result; measure both on the same prompts")
-    if ds.attrs.get("config") != first.attrs.get("config"):
-        raise InputError(f"{run} has another model config than the first result; combine results of one architecture")
-    if differing:
-        raise InputError(
-            f"{run} differs from the first result in {', '.join(differing)}; use the same measurement and options"
-        )
-    if others:
-        raise InputError(
-            f"{run} has other values of '{others[0]}' than the first result; measure both at the same ones"
-        )
 
 
 def tokens_hash(tokens: Int[Tensor, "prompt position"]) -> str:

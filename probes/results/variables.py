@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -29,19 +29,27 @@ def labelled(table: Mapping[str, Variable], values: Mapping[str, Any]) -> dict[s
     return {name: variable.of(values[name]) for name, variable in table.items() if name in values}
 
 
-def with_ends(
-    name: str, variable: Variable, resamples: Float[ndarray, "resample ..."], *, said: bool = True
+def with_low_high(
+    name: str, variable: Variable, interval: Iterable[ndarray], *, said: bool = True
 ) -> dict[str, tuple[Any, ...]]:
-    """A variable and, where it was resampled, the ends of its interval as `NAME_low` and `NAME_high`.
+    """An estimate, and the low and high ends of its interval as `NAME_low` and `NAME_high`.
 
     Args:
         name, variable: of the estimate.
-        resamples: the estimate, then the resamples, if there are any.
+        interval: the three.
         said: whether the ends' names in words say what they are.
     """
-    found = {name: variable.of(resamples[0])}
-    if len(resamples) > 1:
-        for end, values in zip(("low", "high"), ends(resamples), strict=True):
-            more = f", {end} end of the 95 % interval" if said else ""
-            found[f"{name}_{end}"] = variable._replace(long_name=variable.long_name + more).of(values)
+    found = {}
+    for end, values in zip(("", "low", "high"), interval, strict=True):
+        more = f", {end} end of the 95 % interval" if said and end else ""
+        found[f"{name}_{end}" if end else name] = variable._replace(long_name=variable.long_name + more).of(values)
     return found
+
+
+def with_ends(
+    name: str, variable: Variable, resamples: Float[ndarray, "resample ..."], *, said: bool = True
+) -> dict[str, tuple[Any, ...]]:
+    """`with_low_high` of the estimate and its resamples; the estimate alone where there are none."""
+    if len(resamples) == 1:
+        return {name: variable.of(resamples[0])}
+    return with_low_high(name, variable, (resamples[0], *ends(resamples)), said=said)

@@ -9,9 +9,6 @@ pieces r, r + R, r + 2R, ..., and every process sees all of them in one order. S
 there were, and a killed run divides anew what is missing. Pieces are read back one at a time, so that memory does not grow
 with their number.
 
-Work in rounds, where each round depends on what all pieces gave so far, has one stage per round, whose pieces hold what that
-round added. Arrays called `own.…` are for later rounds of the same piece alone. Without a folder they stay in the process
-that made them, which is the one that needs them in the next round, too.
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ Piece: TypeAlias = dict[str, np.ndarray]
 FOLDER = "unfinished"  # of all units of a command, in the folder of its results
 RESULT = "result"  # the piece that holds the result of a finished unit
 NAMES = "names of all arrays"  # an array of a piece's file: a flipped bit may hide others from the zip's directory
-OWN = "own."  # begins the names of arrays that no other process needs
 MOST = 64  # pieces of grouped prompts
 NAMED = 6  # of the units that are done, in the line that says so
 LABEL = 100  # letters of a label in a folder's name, which file systems limit
@@ -212,11 +208,10 @@ def _array(file: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def _exchanged(share: Mapping[int, Piece]) -> Pieces:
-    """The pieces of all processes in the order of their numbers; `own.…` arrays are in the pieces of this process alone."""
-    pieces = dict(share)
-    mine = {n: {name: x for name, x in piece.items() if not name.startswith(OWN)} for n, piece in share.items()}
-    for theirs in processes.gathered(mine):
-        pieces = theirs | pieces
+    """The pieces of all processes in the order of their numbers."""
+    pieces: dict[int, Piece] = {}
+    for theirs in processes.gathered(dict(share)):
+        pieces |= theirs
     return Pieces([pieces[n] for n in range(len(pieces))])
 
 

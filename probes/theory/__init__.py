@@ -26,5 +26,4 @@ from .rollout import turned_rates as turned_rates
 from .rollout import visible as visible
 from .rollout import window_bound as window_bound
 from .unnormalized import even_shares as even_shares
-from .unnormalized import limit_shares as limit_shares
 from .unnormalized import shares as shares

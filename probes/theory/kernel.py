@@ -125,7 +125,6 @@ from ..models.given import takes_model
 from ..models.initialization import Rule
 from ..models.linear import Folded, LinearizedBlock
 from ..models.load import born
-from ..models.memory import Sizes
 from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, View, obstacle
 from ..results.dataset import attributes, by_block, dataset, made_with, provenance
@@ -300,10 +299,3 @@ def second_moment_from_config(
     if tokens is None:
         return dataset({"sensitivity": (("position",), profiles[0], label)}, attrs=attrs)
     return dataset({"sensitivity": (("prompt", "position"), torch.stack(profiles), label)}, tokens=tokens, attrs=attrs)
-
-
-def memory(model: View, length: int) -> int:
-    """Bytes above the loaded model, about: a few T x T matrices in double precision, and every head's pattern."""
-    sizes = Sizes.of(model)
-    patterns = (2 * sizes.heads + 8) * length * length * 4 + 6 * length * length * 8
-    return sizes.blocks * sizes.folded() + (sizes.blocks + 1) * length * sizes.width * sizes.itemsize + patterns

@@ -70,29 +70,3 @@ def even_shares(length: int, t: int) -> Float[np.ndarray, " distance"]:
     x = np.arange(length)
     paths = gammaln(t + x + 1) - gammaln(x + 1) - gammaln(t + 1)
     return np.exp(paths - np.asarray(logsumexp(paths)))
-
-
-def limit_shares(pattern: Float[np.ndarray, "query key"]) -> Float[np.ndarray, " key"]:
-    """What the last query's shares converge to when every layer has this causal pattern.
-
-    The left eigenvector of the largest diagonal entry, its sum being 1.
-
-    Raises:
-        InputError: the pattern is not lower triangular and positive, or two positions share the largest diagonal entry.
-
-    Source: ours.
-    """
-    a = np.asarray(pattern, dtype=np.float64)
-    if a.ndim != 2 or a.shape[0] != a.shape[1] or np.triu(a, 1).any() or not (a[np.tril_indices(len(a))] > 0).all():
-        raise InputError("the pattern is no causal one; give [query, key], positive up to the diagonal and 0 above it")
-    own = a.diagonal()
-    top = int(own.argmax())
-    if (own == own[top]).sum() > 1:
-        raise InputError(
-            f"{(own == own[top]).sum()} positions have the largest weight for themselves; give one a larger"
-        )
-    found = np.zeros(len(a))
-    found[top] = 1.0
-    for j in range(top - 1, -1, -1):
-        found[j] = found[j + 1 :] @ a[j + 1 :, j] / (own[top] - own[j])
-    return found / found.sum()

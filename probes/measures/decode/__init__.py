@@ -138,9 +138,12 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 
 def _against_control(ds: xr.Dataset, name: str) -> str:
     """What an erasure costs beside the control of shuffled positions."""
-    at, control = (ds.sel(intervention=one) for one in (name, name.replace("direction", "shuffled")))
+    at, shuffled = ds.sel(intervention=name), name.replace("direction", "shuffled")
     if erases_nothing(at):
         return "nothing is erased: no direction is more than noise on these documents"
+    if shuffled not in ds["intervention"]:
+        return f"the loss changes by {estimated(at, 'loss_change', '+.3g')} nat"
+    control = ds.sel(intervention=shuffled)
     low, high = estimate(at, "loss_change")[1], estimate(control, "loss_change")[2]
     verdict = "more than its control" if low > high else "not clearly more than its control"
     costs = (estimated(one, "loss_change", "+.3g") for one in (at, control))

@@ -47,7 +47,7 @@ from ...models.given import takes_model
 from ...models.view import View
 from ...results.dataset import dataset, provenance
 from ...results.statistics import jackknife, numbered
-from ...results.variables import Variable, with_ends
+from ...results.variables import Variable, with_ends, with_low_high
 from ...run.progress import Progress, Tally, part
 from ...run.store import Piece, Store
 from ..consequences import RECALLED, check_recall, consequences
@@ -103,13 +103,12 @@ def decode(
         progress: called with (share of the work done, 1).
 
     Returns:
-        Dataset. `r2 [layer]`, `r2_shuffled [layer]` with `..._low` and `..._high`, `r2_by_prompt [prompt, layer]`, `strength
-        [half, layer]` of the ridge. With `erase`, along `intervention` ("none", "means all", "random all", "direction all",
-        "shuffled all", "means 4", ...): `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual
-        [intervention, band]`, `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`,
-        `kl_by_prompt`, `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, `removed`, share of the
-        stream's variance that goes, and `held`, share of the variance of the position means in it; means of both halves. The
-        attribute `not_measured` says what was not and why.
+        Dataset. `r2 [layer]`, `r2_shuffled [layer]` with `..._low` and `..._high`, `r2_by_prompt [prompt, layer]`. With
+        `erase`, along `intervention` ("none", "means all", "random all", "direction all", "shuffled all", "means 4", ...):
+        `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual [intervention, band]`,
+        `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`, `kl_by_prompt`,
+        `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, and `removed`, share of the stream's variance
+        that goes, means of both halves. The attribute `not_measured` says what was not and why.
 
     Raises:
         InputError: too few documents or positions, no such block, an option that cannot be used, values that are not finite.
@@ -148,9 +147,9 @@ def decode(
         except InputError as error:
             not_measured["recall"], options["recall"] = str(error), 0
     measured, pieces = bool(erase), pieces or Store()
-    readable, strengths = _read(model, tokens, fold, seed, pieces, part(progress, 0.0, READ if measured else 1.0))
-    variables = _of_readers(readable, strengths, fold)
-    coords: dict[str, Any] = {"layer": range(model.spec.blocks + 1), "half": ["first", "second"]}
+    readable = _read(model, tokens, fold, seed, pieces, part(progress, 0.0, READ if measured else 1.0))
+    variables = _of_readers(readable, fold)
+    coords: dict[str, Any] = {"layer": range(model.spec.blocks + 1)}
     if measured:
         outcomes: dict[str, Outcome] = {}
         for n, (name, (what, where)) in enumerate(names.items()):
@@ -214,8 +213,8 @@ def _view(model: View, reference: Tensor, what: Any, where: Any, rank: int, seed
 
 def _read(
     model: View, tokens: Tensor, fold: Folds, seed: int, store: Store, progress: Progress | None
-) -> tuple[Float[np.ndarray, "prompt layer target"], Float[np.ndarray, "half layer"]]:
-    """R^2 on every prompt by readers fitted on the other half, and their strengths."""
+) -> Float[np.ndarray, "prompt layer target"]:
+    """R^2 on every prompt by readers fitted on the other half."""
     layers = model.spec.blocks + 1
     at_once = max(1, SUMS_BYTES // (4 * 8 * model.spec.width**2))
     chunks = [range(start, min(start + at_once, layers)) for start in range(0, layers, at_once)]
@@ -238,28 +237,23 @@ def _read(
 
     r2 = store.each("tried", len(tokens), tried).stacked("r2")
     report.finish()
-    return r2, np.stack([one["strength"][:, 0] for one in readers])
+    return r2
 
 
-def _of_readers(r2: np.ndarray, strengths: np.ndarray, fold: Folds) -> dict[str, tuple[Any, ...]]:
+def _of_readers(r2: np.ndarray, fold: Folds) -> dict[str, tuple[Any, ...]]:
     said = "R^2 of log(1 + i) by ridge regression on the stream, documents held out"
-    variables = _with_interval("r2", Variable(("layer",), said), r2[..., TARGETS.index("position")], fold.unit)
+    variables = _over("r2", Variable(("layer",), said), r2[..., TARGETS.index("position")], fold.unit)
     null = Variable(("layer",), f"{said}, positions shuffled within prompts")
-    variables |= _with_interval("r2_shuffled", null, r2[..., TARGETS.index("shuffled")], fold.unit)
+    variables |= _over("r2_shuffled", null, r2[..., TARGETS.index("shuffled")], fold.unit)
     variables["r2_by_prompt"] = Variable(("prompt", "layer"), said).of(r2[..., TARGETS.index("position")])
-    strength = Variable(("half", "layer"), "strength of the ridge, in mean eigenvalues of the stream's covariance")
-    return variables | {"strength": strength.of(strengths)}
+    return variables
 
 
-def _with_interval(
+def _over(
     name: str, variable: Variable, values: Float[np.ndarray, "sample _"], unit: Int[np.ndarray, " _"]
 ) -> dict[str, tuple[Any, ...]]:
     """The mean over samples with the jackknife's ends."""
-    found = {}
-    for end, value in zip(("", "low", "high"), jackknife(lambda some: some.mean(0), values, unit), strict=True):
-        long_name = f"{variable.long_name}, {end} end of the 95 % interval" if end else variable.long_name
-        found[f"{name}_{end}" if end else name] = variable._replace(long_name=long_name).of(value)
-    return found
+    return with_low_high(name, variable, jackknife(lambda some: some.mean(0), values, unit))
 
 
 # ------------------------------------------------------------------------------------------------------- interventions
@@ -272,7 +266,7 @@ class Outcome:
     by_prompt: dict[str, Float[np.ndarray, " prompt"]]  # loss, kl, r2_last
     by_list: dict[str, Float[np.ndarray, " list"]]  # recall; empty where it was not measured
     residual: Float[np.ndarray, "resample band"] | None
-    sizes: dict[str, Float[np.ndarray, " layer"]]  # rank, removed, held; NaN where nothing is erased
+    sizes: dict[str, Float[np.ndarray, " layer"]]  # rank and removed; NaN where nothing is erased
 
 
 def _outcome(
@@ -361,15 +355,9 @@ def _read_anew(
     return r2
 
 
-def erases_nothing(ds: xr.Dataset) -> bool:
-    """Whether an intervention of a result erased no direction at all: its rank is 0 wherever it acts."""
-    rank = ds["rank"].values
-    return bool(np.isfinite(rank).any() and np.nanmax(rank) == 0)
-
-
 def _sizes(model: View, views: Sequence[View]) -> dict[str, Float[np.ndarray, " layer"]]:
     """What was erased before each block, means of both halves."""
-    found = {name: np.full((len(views), model.spec.blocks + 1), np.nan) for name in ("rank", "removed", "held")}
+    found = {name: np.full((len(views), model.spec.blocks + 1), np.nan) for name in SIZES}
     for n, view in enumerate(views):
         for layer, one in (view.prepared if isinstance(view, Edited) and view is not model else {}).items():
             for name, values in found.items():
@@ -387,7 +375,6 @@ SAID = {
 SIZES = {
     "rank": "dimensions that are erased before a block",
     "removed": "share of the stream's variance that is erased before a block",
-    "held": "share of the variance of the position means that is in what is erased",
 }
 
 
@@ -404,10 +391,10 @@ def _of_outcomes(outcomes: Mapping[str, Outcome], fold: Folds) -> dict[str, tupl
         values = np.stack(of, 1)  # [sample, intervention]
         samples = fold.unit if of_prompts else np.arange(lists) // 2
         along = Variable(("intervention",), said, unit)
-        found |= _with_interval(name, along, values, samples)
+        found |= _over(name, along, values, samples)
         if name != "kl":
             change = along._replace(long_name=f"{said}, change by the intervention")
-            found |= _with_interval(f"{name}_change", change, values - values[:, :1], samples)
+            found |= _over(f"{name}_change", change, values - values[:, :1], samples)
         if of_prompts:
             found[f"{name}_by_prompt"] = Variable(("intervention", "prompt"), said, unit).of(values.T)
     for name, said in SIZES.items():

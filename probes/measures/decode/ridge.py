@@ -94,13 +94,13 @@ class Solved:
 
 
 def fitted(whole: Sums, errors: Float[np.ndarray, "layer target strength"]) -> Piece:
-    """Readers of every layer and target: `weights` [layer, target, d], `constant` and `strength` [layer, target].
+    """Readers of every layer and target: `weights` [layer, target, d], `constant` [layer, target].
 
     Of strengths whose errors are equal the greatest is taken.
     """
     layers, width = whole.x.shape
-    found: Piece = {name: np.zeros((layers, len(TARGETS))) for name in ("constant", "strength")}
-    found["weights"] = np.zeros((layers, len(TARGETS), width))
+    shape = (layers, len(TARGETS))
+    found: Piece = {"constant": np.zeros(shape), "weights": np.zeros((*shape, width))}
     for layer in range(layers):
         solved = Solved(whole, layer)
         for target in range(len(TARGETS)):
@@ -108,7 +108,6 @@ def fitted(whole: Sums, errors: Float[np.ndarray, "layer target strength"]) -> P
             w = solved.weights(STRENGTHS[best : best + 1], target)
             found["weights"][layer, target] = w[0].cpu().numpy()
             found["constant"][layer, target] = float(solved.constants(w, target)[0])
-            found["strength"][layer, target] = STRENGTHS[best]
     return found
 
 

@@ -27,7 +27,7 @@ from ...results.dataset import combine, drawn_from, options_of
 from ...results.profiles import profiles
 from ...results.tables import Table, number
 from ...results.ushape import NUMBERS, SHORTEST, numbers, troughs
-from ...run.progress import Progress
+from ...run.progress import Progress, part
 from ...run.store import Store
 from ...theory import kernel
 from ...theory.cesaro import fit_alpha
@@ -71,8 +71,9 @@ class Options(options.Options):
     method: Literal["exact", "sketch", "scalar"] = options.option(
         "All products, few with an error bar, or a single one.", "sketch"
     )
-    products: str | None = options.option("Products of the sketch per prompt: a number (64 if not given), or auto.")
-    relative_error: float = options.option("Relative error of the mean profile at which --products auto stops.", 0.02)
+    products: int | None = options.option(
+        "Products of the sketch per prompt; 64 if not given.", None, min=2, max=options.MOST_PRODUCTS
+    )
     readout: Literal["residual", "normed", "logits"] = options.option(
         "Before or after the final norm, or the logits.", "residual"
     )
@@ -86,7 +87,7 @@ class Options(options.Options):
         """As `profile` takes them, with `conditions`, `seeds` and `no_rope` for `units`.
 
         Raises:
-            InputError: conditions, products or an initialization that there are not, or no fresh weights to use it for.
+            InputError: conditions or an initialization that there are not, or no fresh weights to use it for.
         """
         conditions = [part.strip() for part in self.conditions.split(",") if part.strip()]
         if not conditions or not set(conditions) <= set(CONDITIONS) or len(set(conditions)) < len(conditions):
@@ -95,24 +96,7 @@ class Options(options.Options):
         if "init" not in conditions and (self.no_rope or self.initialization != CONFIG):
             needs = "--no-rope" if self.no_rope else f"initialization '{self.initialization!s:.40}'"
             raise InputError(f"{needs} has no use without fresh weights; add init to the conditions")
-        return vars(self) | {"conditions": conditions, "products": products(self.products)}
-
-
-def products(text: str | None) -> int | Literal["auto"] | None:
-    """A number of products, "auto" or none.
-
-    Raises:
-        InputError: something else, or more than there is memory or time for.
-    """
-    if text is None or text == "auto":
-        return text  # type: ignore[return-value]
-    try:
-        number = int(text)
-    except ValueError:
-        raise InputError(f"products '{text}' is not a number; give a whole number, or auto") from None
-    if number > options.MOST_PRODUCTS:
-        raise InputError(f"products={text} is more than is of any use; give at most {options.MOST_PRODUCTS}")
-    return number
+        return vars(self) | {"conditions": conditions}
 
 
 def units(values: Mapping[str, Any]) -> list[Unit]:
@@ -167,8 +151,7 @@ def profile(
         layers = range(1 if model.offloaded else model.spec.blocks)  # the first stands for all that are fetched
         theories = OF_PATHWAY[pathway] if all(model.parts(layer) is not None for layer in layers) else ()
     share = 1 / (1 + AS_PRODUCTS * len(theories) / 64)
-    told = progress or (lambda done, total: None)
-    first = partial(_share, told, 0.0, share)
+    first = part(progress, 0.0, share)
     ds = jacobian(model, tokens, pathway="all" if by_path else pathway, pieces=pieces, progress=first, **how)
     if by_path:
         paths = {path: ds["sensitivity"].sel(pathway=path, drop=True) for path in ("value", "score")}
@@ -176,20 +159,16 @@ def profile(
         for path, values in paths.items():
             ds[path] = values.assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
     for n, name in enumerate(theories):
-        part = (1 - share) / len(theories)
-        tell = partial(_share, told, share + n * part, part)
+        tell = part(progress, *(share + (1 - share) * at / len(theories) for at in (n, n + 1)))
         if name == "config":
             predicted = kernel.second_moment_from_config(model, tokens=tokens, initialization=initialization)
         else:
             work = pieces.within(name)
             predicted = kernel.second_moment(model, tokens, pieces=work, **KERNELS[name], **place, progress=tell)
         ds[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
-    told(1.0, 1.0)
+    if progress is not None:
+        progress(1.0, 1.0)
     return ds
-
-
-def _share(progress: Progress, start: float, part: float, done: float, total: float) -> None:
-    progress(min(start + part * done / total, 1.0) if total else start, 1.0)
 
 
 def joined(results: Sequence[xr.Dataset], model: View) -> xr.Dataset:

@@ -26,7 +26,6 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -45,7 +44,7 @@ from ...results.dataset import by_block, dataset, provenance
 from ...results.variables import Variable, labelled
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store
-from .estimators import ENGINES, Estimate, refined, sketch
+from .estimators import ENGINES, Estimate, sketch
 
 Method = Literal["exact", "sketch", "scalar"]
 PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
@@ -59,7 +58,6 @@ VARIABLES = {
     "first_rms": Variable(("prompt", "layer"), "the same at position 0"),
     "output_rms": Variable(("prompt", "layer"), "norm of the readout at the query / sqrt(d)"),
     "products": Variable(("prompt",), "", "vector-Jacobian products"),
-    "basis_products": Variable(("prompt",), "", "products"),
 }
 
 
@@ -69,8 +67,7 @@ def jacobian(
     tokens: Int[Tensor, "prompt position"],
     *,
     method: Method = "exact",
-    products: int | Literal["auto"] | None = None,
-    relative_error: float = 0.02,
+    products: int | None = None,
     readout: Readout = "residual",
     pathway: Pathway = "total",
     query: int = -1,
@@ -87,8 +84,7 @@ def jacobian(
         model: any view; it is not changed.
         tokens: ids [prompt, position], position 0 included.
         method: "exact", "sketch" or "scalar", see the module's text.
-        products: sketch only. Vector-Jacobian products per prompt, what finding Q costs included (64 unless given), or
-            "auto": add probes until the mean profile's relative standard error, rms over positions, is `relative_error`.
+        products: sketch only. Vector-Jacobian products per prompt, what finding Q costs included (64 unless given).
         readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
             (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
         pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text; or "all"
@@ -111,7 +107,7 @@ def jacobian(
         alone compares models or conditions of different scale. All are [prompt, position]; with `from_layer="all"` there is
         `layer` before `position`, with `pathway="all"` `pathway` in front; `input_rms`, one number for all prompts in the
         elasticity, `first_rms` at position 0 and `output_rms`, all [prompt] (and `layer`); `tokens`; `products [prompt]`,
-        what was spent on each prompt, with the share `basis_products` for finding Q; attributes that say what made it.
+        what was spent on each prompt; attributes that say what made it.
 
     Raises:
         InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
@@ -123,63 +119,40 @@ def jacobian(
     check_choice("readout", readout, ("residual", "normed", "logits"))
     check_choice("engine", engine, ("auto", "parts", "autograd"))
     check_choice("pathway", pathway, (*PATHWAYS, "all"))
-    budget = _budget(method, products, relative_error, chunk)
+    most = _budget(method, products, model.spec.width, chunk)
     width, length = model.spec.width, tokens.shape[1]
     apart = Apart(model, layers[0], engine)
     if apart.obstacle is not None:
         warnings.warn(f"jacobian takes the slower engine autograd for {apart.obstacle}", stacklevel=4)
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
-    pace, report = paced(model, end, apart.lowest, chunk), Tally(progress)
-
-    auto = method == "sketch" and budget == "auto"
-    # Products for every prompt; of "auto" those of its first round.
-    most: Any = {"exact": width, "scalar": 1, "sketch": PRODUCTS // 2 if auto else budget}[method]
     planned, checked = min(width, most), False
+    pace, report = paced(model, end, apart.lowest, chunk), Tally(progress, float(len(tokens) * planned))
 
-    def worked(n: int, rounds: Sequence[Pieces], work: Callable[[Estimate, Prompt], None]) -> Piece:
-        """Prompt n's estimate after `work`, again in smaller chunks where memory runs out; the first is checked closely."""
+    def measured(n: int) -> Piece:
+        """Prompt n's estimate, again in smaller chunks where memory runs out; the first is checked closely."""
         nonlocal checked
         while True:
-            estimate, before = (
-                Estimate.of(width, int(np.random.SeedSequence([seed, n]).generate_state(1)[0])),
-                report.done,
-            )
-            for known in rounds:
-                estimate.take(known[n])
-            ids, check, checked = tokens[n : n + 1, :end], not checked, True
+            estimate = Estimate.of(width, int(np.random.SeedSequence([seed, n]).generate_state(1)[0]))
+            before, check, checked = report.done, not checked, True
+            ids = tokens[n : n + 1, :end]
             prompt = Prompt(model, ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
             try:
                 with prompt.linearized():
-                    work(estimate, prompt)
-                    estimate.scales = prompt.scales()
-                estimate.used |= prompt.used
-                return estimate.piece(goes_on=auto)
+                    if method == "scalar":
+                        estimate.add_scalar(prompt, report)
+                    else:
+                        sketch(estimate, prompt, planned, report)
+                    return estimate.piece(prompt)
             except (RuntimeError, MemoryError) as error:
                 pace.slow_down(error, model, end)
             report.done, checked = before, False
 
-    def first(estimate: Estimate, prompt: Prompt) -> None:
-        if method == "scalar":
-            estimate.add_scalar(prompt, report)
-        else:
-            sketch(estimate, prompt, planned, report)
-
-    def further(n: int, rounds: Sequence[Pieces], count: int) -> Piece:
-        return worked(n, rounds, lambda estimate, prompt: estimate.add_probes(prompt, count, report))
-
-    def expect(numbers: Iterable[int]) -> None:
-        report.expect(float(len(list(numbers)) * planned))
-
-    store = pieces or Store()
-    by_prompt = store.each("jacobian", len(tokens), lambda n: worked(n, (), first), before=expect)
-    if auto:
-        by_prompt = refined(store, by_prompt, further, relative_error, report)
+    by_prompt = (pieces or Store()).each("jacobian", len(tokens), measured)
     report.finish()
     used = by_prompt.stacked("engines")
     options = {
-        "products": budget if method == "sketch" else most,
-        "relative_error": relative_error if auto else None,
+        "products": most,
         "readout": readout,
         "pathway": pathway,
         "query": at,
@@ -198,20 +171,15 @@ def jacobian(
     return made.isel(dict.fromkeys(single, 0), drop=True)
 
 
-def _budget(method: Method, products: Any, relative_error: Any, chunk: Any) -> Any:
-    """Products per prompt, of a sketch, once the numbers were found to be such."""
+def _budget(method: Method, products: Any, width: int, chunk: Any) -> int:
+    """Products per prompt, once the numbers were found to be such."""
     if products is not None and method != "sketch":
         raise InputError(f"products={products} goes with method 'sketch', not '{method}'; leave it out")
-    budget = PRODUCTS if products is None else products
-    if budget != "auto" and not isinstance(budget, int):
-        raise InputError(f"products={products} is no number of products; give an integer, or 'auto'")
-    if budget != "auto" and budget < 2:
-        raise InputError(f"products={budget} is too few for a sketch; give at least 2, or method 'scalar'")
-    if not 0 < relative_error < np.inf:
-        raise InputError(f"relative_error={relative_error} cannot be reached; give a positive number, as 0.02")
+    if products is not None and not (isinstance(products, int) and products >= 2):
+        raise InputError(f"products={products} is no number for a sketch; give at least 2, or method 'scalar'")
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
-    return budget
+    return {"exact": width, "scalar": 1, "sketch": products or PRODUCTS}[method]
 
 
 def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, Any]:
@@ -240,5 +208,5 @@ def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, 
         "stderr": spread,
         "elasticity": sensitivity * unit_of[None, :, :, None],
         **dict(zip(("input_rms", "first_rms", "output_rms"), scales.unbind(-1), strict=True)),
-        **{name: pieces.stacked(name) for name in ("products", "basis_products")},
+        "products": pieces.stacked("products"),
     }

@@ -32,7 +32,7 @@ Where a model's blocks cannot be taken apart, E is random, and the products forw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,7 +44,7 @@ from torch import Tensor
 from ...models.pullback import Prompt
 from ...run.precision import double, total, wide
 from ...run.progress import Tally
-from ...run.store import OWN, Piece, Pieces, Store
+from ...run.store import Piece
 
 BASIS_SHARE = 0.1875  # of the budget, in directions of either step: 12 of 64; the error is flat from 8 to 16
 OWN_COLUMNS = 40  # random images of the own path: at 64 products three times the directions that are taken from them
@@ -53,75 +53,33 @@ NEGLIGIBLE = 1e-5  # of columns of length 1, a direction as short as this is rou
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too; of E's, to be pushed
 ENGINES = ("autograd", "parts")
-SUMS = ("exact", "probed", "pairs")  # of `Estimate`, over directions
 
 
 @dataclass
 class Estimate:
-    """The estimate of ||J_j||_F^2 for one prompt, [layer, position]: an exact part and a probed one."""
+    """The estimate of ||J_j||_F^2 for one prompt, [source, position]: an exact part, and one that probes give."""
 
     width: int
     generator: torch.Generator
     basis: Tensor  # [d, m]: exact directions
-    probes: Tensor  # [d, p]: orthonormal, in the complement of the basis
-    exact: Tensor | None = None
-    probed: Tensor | None = None  # sum over probes
-    pairs: Tensor | None = None  # sum over pairs of S_kl^2
-    kept: list[Tensor] = field(default_factory=list)  # pulled probes, for pairs across chunks
-    pair_count: int = 0
+    squared: Tensor = field(default_factory=lambda: torch.zeros(()))
+    variance: Tensor | float = 0.0  # of `squared`; NaN where nothing tells
     products: float = 0.0
-    basis_cost: float = 0.0
-    scalar: bool = False
-    used: set[str] = field(default_factory=set)
-    scales: Tensor | None = None  # `Prompt.scales`
-    # Of what earlier pieces hold: directions of the basis, probes, and chunks of `kept`.
-    taken: tuple[int, int, int] = (0, 0, 0)
 
     @classmethod
     def of(cls, width: int, seed: int) -> Estimate:
         """Without any product."""
-        nothing = torch.zeros(width, 0, dtype=torch.float64)
-        return cls(width, torch.Generator().manual_seed(seed), nothing, nothing)
+        return cls(width, torch.Generator().manual_seed(seed), torch.zeros(width, 0, dtype=torch.float64))
 
-    def piece(self, *, goes_on: bool = False) -> Piece:
-        """What is kept of the prompt. With `goes_on` also what `take` needs beside the earlier pieces."""
-        piece = {
-            "squared": self.squared().numpy(),
-            "variance": self.variance().numpy(),
+    def piece(self, prompt: Prompt) -> Piece:
+        """What is kept of the prompt."""
+        return {
+            "squared": self.squared.numpy(),
+            "variance": (torch.zeros_like(self.squared) + self.variance).numpy(),
             "products": np.array(self.products),
-            "basis_products": np.array(self.basis_cost),
-            "engines": np.array([engine in self.used for engine in ENGINES]),
+            "engines": np.array([engine in prompt.used for engine in ENGINES]),
+            "scales": prompt.scales().numpy(),
         }
-        if self.scales is not None:
-            piece["scales"] = self.scales.numpy()
-        if goes_on:
-            piece |= {"left": np.array(self.left), "probes": np.array(self.probes.shape[1])}
-        if not goes_on or self.left == 0:
-            return piece
-        directions, probes, chunks = self.taken
-        own = {
-            "generator": self.generator.get_state(),
-            "basis": self.basis[:, directions:],
-            "probes": self.probes[:, probes:],
-            **{name: getattr(self, name) for name in SUMS},
-            "pair_count": torch.tensor(self.pair_count),
-            **{f"kept{n}": pulled for n, pulled in enumerate(self.kept[chunks:])},
-        }
-        return piece | {OWN + name: _bits(x) for name, x in own.items() if x is not None}
-
-    def take(self, piece: Piece) -> None:
-        """Restore the estimate to the point where it gave this piece; earlier pieces come first."""
-        own = {name.removeprefix(OWN): _numbers(x) for name, x in piece.items() if name.startswith(OWN)}
-        self.generator.set_state(own["generator"])
-        for name in {"basis", "probes"} & own.keys():
-            setattr(self, name, torch.cat([getattr(self, name), own[name]], 1))
-        for name in SUMS:
-            setattr(self, name, own.get(name))
-        self.pair_count = int(own["pair_count"])
-        self.kept += [own[f"kept{n}"] for n in range(sum(name.startswith("kept") for name in own))]
-        self.products, self.basis_cost = float(piece["products"]), float(piece["basis_products"])
-        self.used = {engine for engine, was in zip(ENGINES, piece["engines"], strict=True) if was}
-        self.taken = self.basis.shape[1], self.probes.shape[1], len(self.kept)
 
     def add_exact(self, prompt: Prompt, directions: Tensor, report: Tally, *, keep: bool = False) -> Tensor | None:
         """Add orthonormal directions [d, m] of the readout to the exact part.
@@ -131,8 +89,7 @@ class Estimate:
         self.basis = torch.cat([self.basis, directions], 1) if self.basis.shape[1] else directions
         kept: list[Tensor] = []
         for pulled in self._pull(prompt, directions, report):
-            squared = total(wide(pulled).pow(2), (1, 3)).cpu()
-            self.exact = squared if self.exact is None else self.exact + squared
+            self.squared = self.squared + total(wide(pulled).pow(2), (1, 3)).cpu()
             room = KEPT_BYTES // (pulled[:, 0].numel() * pulled.element_size()) - sum(x.shape[1] for x in kept)
             if keep and (room > 0 or not kept):
                 kept.append(pulled[:, : max(room, 1)])
@@ -141,32 +98,40 @@ class Estimate:
     def searched(self, products: float | int, report: Tally) -> None:
         """Count what finding directions has cost."""
         self.products += products
-        self.basis_cost += products
         report(products)
 
     def add_scalar(self, prompt: Prompt, report: Tally) -> None:
         """The sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
-        self.scalar, self.products = True, 1.0
-        self.exact = total(wide(prompt.pull(prompt.ones())).pow(2), (1, 3)).cpu()
+        self.products, self.variance = 1.0, math.nan
+        self.squared = total(wide(prompt.pull(prompt.ones())).pow(2), (1, 3)).cpu()
         report(1)
 
     def add_probes(self, prompt: Prompt, count: int, report: Tally) -> None:
-        """Add Haar-random probes, orthonormal to the basis and to each other."""
-        fresh = _orthonormal_to(torch.cat([self.basis, self.probes], 1), count, self.generator)
-        self.probes = torch.cat([self.probes, fresh], 1)
-        for pulled in self._pull(prompt, fresh, report):
-            own = total(wide(pulled).pow(2), (1, 3)).cpu()
-            self.probed = own if self.probed is None else self.probed + own
+        """Add the part that Haar-random probes estimate, orthonormal to the basis and to each other, with its variance.
+
+        That is estimated itself, and widened for it.
+        """
+        probes = _orthonormal_to(self.basis.contiguous(), count, self.generator)
+        probed: Tensor | int = 0
+        pairs: Tensor | int = 0  # sum over pairs of S_kl^2
+        pair_count, kept = 0, list[Tensor]()  # pulled probes, for pairs across chunks
+        for pulled in self._pull(prompt, probes, report):
+            probed = probed + total(wide(pulled).pow(2), (1, 3)).cpu()
             # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
             within = _gram_squares(pulled, pulled) - double(pulled).pow(2).sum(-1).pow(2).sum(1).cpu()
             found = within / 2
-            for earlier in self.kept:
+            for earlier in kept:
                 found = found + _gram_squares(pulled, earlier.to(pulled))
-            self.pairs = found if self.pairs is None else self.pairs + found
-            size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in self.kept)
-            self.pair_count += size * (size - 1) // 2 + size * before
+            pairs = pairs + found
+            size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in kept)
+            pair_count += size * (size - 1) // 2 + size * before
             if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
-                self.kept.append(pulled.cpu())
+                kept.append(pulled.cpu())
+        dimension = self.width - self.basis.shape[1]
+        self.squared, self.variance = self.squared + probed * dimension / count, math.nan
+        if pair_count:
+            widening = float(stdtrit(count - 1, 0.975) / ndtri(0.975))
+            self.variance = 2 * dimension * (dimension - count) / count * pairs / pair_count * widening**2
 
     def _pull(self, prompt: Prompt, directions: Tensor, report: Tally) -> Iterator[Tensor]:
         """Pull directions [d, m] of the readout back, [layer, k, position, d] at a time."""
@@ -178,28 +143,6 @@ class Estimate:
             self.products += piece.shape[1]
             yield prompt.pull(piece.T.to(top) @ top)
             report(piece.shape[1])
-
-    @property
-    def left(self) -> int:
-        """Directions neither in the basis nor probed."""
-        return self.width - self.basis.shape[1] - self.probes.shape[1]
-
-    def squared(self) -> Tensor:
-        """The unbiased estimate of ||J_j||_F^2."""
-        total, probes = torch.zeros(()) if self.exact is None else self.exact, self.probes.shape[1]
-        return total if self.probed is None else total + self.probed * (self.left + probes) / probes
-
-    def variance(self) -> Tensor:
-        """Its variance, estimated and widened for that; zero when every direction was taken, NaN when nothing tells."""
-        like, probes = self.squared(), self.probes.shape[1]
-        if self.left == 0 and not self.scalar:
-            return torch.zeros_like(like)
-        if self.scalar or self.pairs is None or self.pair_count == 0:
-            return torch.full_like(like, math.nan)
-        dimension = self.left + probes
-        unbiased = 2 * dimension * (dimension - probes) / probes * self.pairs / self.pair_count
-        widening = float(stdtrit(probes - 1, 0.975) / ndtri(0.975))
-        return unbiased * widening**2
 
 
 def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
@@ -222,22 +165,20 @@ def sketch(estimate: Estimate, prompt: Prompt, budget: int, report: Tally) -> No
     if budget >= estimate.width:
         estimate.add_exact(prompt, torch.eye(estimate.width, dtype=torch.float64), report)
         return
-    spent = estimate.products
     size = min(round(BASIS_SHARE * budget), int((1 - OWN_SHARE) * budget - LEAST_PROBES) // 3)
     if size > 0:
         start = _start(estimate, prompt, size, OWN_SHARE * budget, report)
         kept = estimate.add_exact(prompt, start, report, keep=True)
         assert kept is not None
-        assert estimate.exact is not None
-        paths = len(estimate.exact) // len(prompt.layers)
-        squares = estimate.exact[::paths, None, :, None].to(kept)
+        paths = len(estimate.squared) // len(prompt.layers)
+        squares = estimate.squared[::paths, None, :, None].to(kept)
         tangents = torch.where((squares > 0) & squares.isfinite(), kept[::paths] / squares, 0)
         images = []
         for piece in tangents.split(prompt.pace.chunk, dim=1):
             images.append(prompt.push(piece).cpu().double())
             estimate.searched(piece.shape[1], report)
         estimate.add_exact(prompt, _leading(torch.cat(images).T, size, start), report)
-    estimate.add_probes(prompt, budget - math.ceil(estimate.products - spent), report)
+    estimate.add_probes(prompt, budget - math.ceil(estimate.products), report)
 
 
 def _start(estimate: Estimate, prompt: Prompt, size: int, most: float, report: Tally) -> Float[Tensor, "d m"]:
@@ -260,57 +201,3 @@ def _leading(images: Float[Tensor, "d k"], size: int, known: Float[Tensor, "d m"
         left, values, _ = torch.linalg.svd(images, full_matrices=False)
         images = left[:, :size][:, values[:size] > NEGLIGIBLE]
     return images
-
-
-def refined(
-    store: Store,
-    first: Pieces,
-    further: Callable[[int, Sequence[Pieces], int], Piece],
-    target: float,
-    report: Tally,
-) -> Pieces:
-    """Add probes to all prompts in rounds until the mean profile's relative standard error is `target`.
-
-    All prompts together decide how many. A round is a stage whose pieces hold what it added to each prompt: `further(n,
-    rounds, count)` restores prompt n's estimate from the earlier rounds and adds `count` probes. Where pieces are on
-    disk, one estimate at a time is in memory. On disk a prompt takes, however many rounds it has, its pulled probes
-    (`KEPT_BYTES` at most, of four-byte numbers), its directions (8 d^2 bytes at most), and per round 5 kB and a few
-    numbers for every position.
-    """
-    rounds = [first]
-    while more := _more_probes(rounds[-1], target):
-        counts = [min(more, int(left)) for left in rounds[-1].stacked("left")]
-
-        def expect(numbers: Iterable[int], counts: list[int] = counts) -> None:
-            report.total += float(sum(counts[n] for n in numbers))
-
-        def measured(n: int, counts: list[int] = counts) -> Piece:
-            return further(n, rounds, counts[n]) if counts[n] else rounds[-1][n]
-
-        rounds.append(store.each(f"jacobian round {len(rounds)}", len(first), measured, before=expect))
-    return rounds[-1]
-
-
-def _more_probes(known: Pieces, target: float) -> int:
-    """How many probes every prompt is to have beside those it has, to come to `target`; 0 where that is reached."""
-    squared, variance = (torch.from_numpy(known.stacked(name)).sum(0) for name in ("squared", "variance"))
-    seen = squared > 0
-    reached = (variance[seen].sqrt() / (2 * squared[seen])).pow(2).mean().sqrt().item() if seen.any() else 0.0
-    left, probes = (known.stacked(name) for name in ("left", "probes"))
-    if reached <= target or not (left > 0).any():
-        return 0
-    # The error falls as 1/sqrt(probes) at least; what is missing is added at once, at most doubling the probes.
-    have = int(probes[left > 0].max())
-    return max(2, min(have, math.ceil(have * ((reached / target) ** 2 - 1))))
-
-
-def _bits(x: Tensor) -> np.ndarray:
-    """A tensor's numbers, those of bfloat16 as integers of its bits: numpy has no such type."""
-    x = x.detach().cpu().contiguous()
-    return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
-
-
-def _numbers(bits: np.ndarray) -> Tensor:
-    """The tensor of `_bits`, in memory of its own that torch has aligned: the rounding of a sum may depend on that."""
-    made = torch.from_numpy(bits).clone()
-    return made.view(torch.bfloat16) if made.dtype == torch.int16 else made

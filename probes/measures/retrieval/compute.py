@@ -26,7 +26,8 @@ Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -53,6 +54,8 @@ from . import mechanism as mechanisms
 CONTEXTS, PILOT, CANDIDATES = 100, 8, 36
 PILOT_DEPTHS = 12
 EASY = 0.9  # of a rung's answers, which a harder one may still be asked
+LEAST = {"contexts": 2, "candidates": 1, "pilot": 0, "orders": 1, "depths": 2, "pairs": 2, "seed": 0}
+LEAST |= {"mechanism": 0, "mechanism_depths": 2, "profile_prompts": 0}
 NUMBERS_AT_ONCE = 1 << 25  # logits or attention weights of the rows that run together: 128 MiB in float32
 MEASURED = ("log_p", "control", "exact", "rank")
 BY_DEPTH = ("context", "depth")
@@ -131,37 +134,17 @@ def retrieval(
 
     Source: see the module's text.
     """
-    check(
-        contexts=contexts,
-        orders=orders,
-        depths=depths,
-        candidates=candidates,
-        pilot=pilot,
-        mechanism=mechanism,
-        mechanism_depths=mechanism_depths,
-        profile_prompts=profile_prompts,
-        initialization=initialization,
-        pairs=pairs,
-        seed=seed,
-    )
-    form = read_template(template)
-    rungs = ladder(pairs, keys, digits)
-    makers = [Maker(model, rungs[0], form, first=first, chat=chat, orders=orders)]
+    options: dict[str, Any] = {"contexts": contexts, "orders": orders, "depths": depths, "template": template}
+    options |= {"chat": chat, "first": first, "candidates": candidates, "pilot": pilot}
+    tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths}
+    tracing |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
+    check(options | tracing | {"pairs": pairs, "seed": seed})
+    form, rungs = read_template(template), ladder(pairs, keys, digits)
+    make = partial(Maker, model, template=form, first=first, chat=chat, orders=orders)
     report = Tally(progress, contexts * asked_depths(rungs[-1].pairs, depths).size)
-    piloted: list[float] = []
     pieces = pieces or Store()
-    if len(rungs) > 1 and pilot:
-        for n, rung in enumerate(rungs):
-            if n:
-                try:
-                    makers.append(Maker(model, rung, form, first=first, chat=chat, orders=orders))
-                except InputError:  # too long for the model, or too many keys: the ladder ends below it
-                    break
-            asking = _Asking(model, makers[-1], PILOT_DEPTHS, 1, seed + 1, report, pieces)
-            piloted.append(float(asking.run(f"pilot {n}", pilot)["exact"].mean()))
-            if piloted[-1] <= EASY:
-                break
-    ask = _Asking(model, makers[-1], depths, candidates, seed, report, pieces)
+    maker, piloted = _climbed(rungs, make, pilot, partial(_Asking, model, PILOT_DEPTHS, 1, seed + 1, report, pieces))
+    ask, rung = _Asking(model, depths, candidates, seed, report, pieces, maker), maker.rung
     query = len(ask.couple(0).contexts[0]) + len(ask.couple(0).questions[0][0]) - 1
     chosen = asked_depths(len(ask.depths), mechanism_depths)
     drawn = bool(mechanism and profile_prompts)
@@ -172,8 +155,7 @@ def retrieval(
     report.finish()
     if not np.isfinite(found["log_p"]).all():
         raise not_finite(model, "probabilities")
-    maker, starts = makers[-1], ask.couple(0).starts
-    rung = maker.rung
+    starts = ask.couple(0).starts
     values = found | more | {"gain": found["log_p"] - found["control"], "pilot_exact": np.array(piloted)}
     values["place"] = np.array([starts[depth][1] for depth in ask.depths])
     if candidates == 1:
@@ -181,24 +163,15 @@ def retrieval(
     if orders > 1:
         couples = [ask.couple(n) for n in range(contexts // 2)]
         values["pair"] = np.array([side for one in couples for side in one.pairs])[:, ask.depths]
-    options: dict[str, Any] = {
-        "pairs": rung.pairs,
-        "keys": rung.keys,
-        "digits": rung.digits,
-        "contexts": contexts,
-        "orders": orders,
-        "depths": depths,
-    }
-    options |= {"template": str(template), "chat": chat, "first": first, "candidates": candidates, "pilot": pilot}
     coords: dict[str, Any] = {
         "context": range(contexts),
         "depth": ask.depths,
         "fraction": (("depth",), ask.depths / (rung.pairs - 1)),
         "rung": [str(one) for one in rungs[: len(piloted)]],
     }
+    options = rung._asdict() | options
     if mechanism:
-        options |= {"mechanism": mechanism, "mechanism_depths": mechanism_depths}
-        options |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
+        options |= tracing
         coords |= {"traced": range(mechanism), "traced_depth": ask.depths[chosen], "part": list(mechanisms.PARTS)}
     tokens = torch.tensor([ids for n in range(contexts // 2) for ids in ask.couple(n).contexts])
     attrs = provenance(model, tokens, measurement="retrieval", **options, seed=seed)
@@ -206,44 +179,46 @@ def retrieval(
     return dataset(labelled(VARIABLES | mechanisms.VARIABLES, values), coords=coords, attrs=attrs)
 
 
-def check(
-    *,
-    contexts: int,
-    orders: int = 1,
-    depths: int | None = None,
-    candidates: int = 1,
-    pilot: int = 0,
-    mechanism: int = 0,
-    mechanism_depths: int = mechanisms.DEPTHS,
-    profile_prompts: int = 0,
-    initialization: Rule = CONFIG,
-    pairs: int | None = None,
-    seed: int = 0,
-) -> None:
+def check(given: Mapping[str, Any]) -> None:
     """Refuse numbers that cannot be used.
 
     Raises:
         InputError: one of them is out of range, or does nothing.
     """
-    least = {"contexts": (contexts, 2), "candidates": (candidates, 1), "pilot": (pilot, 0), "orders": (orders, 1)}
-    least |= {"depths": (depths, 2), "pairs": (pairs, 2), "mechanism": (mechanism, 0), "seed": (seed, 0)}
-    least |= {"mechanism_depths": (mechanism_depths, 2), "profile_prompts": (profile_prompts, 0)}
-    for name, (value, lowest) in least.items():
-        if value is not None and value < lowest:
-            raise InputError(f"{name}={value} is too few; give at least {lowest}")
-    for name, value, of in (("contexts", contexts, 2 * orders), ("pilot", pilot, 2), ("mechanism", mechanism, 2)):
-        if value % of:
+    for name, lowest in LEAST.items():
+        if given[name] is not None and given[name] < lowest:
+            raise InputError(f"{name}={given[name]} is too few; give at least {lowest}")
+    orders, mechanism, candidates = (given[name] for name in ("orders", "mechanism", "candidates"))
+    for name, of in {"contexts": 2 * orders, "pilot": 2, "mechanism": 2}.items():
+        if given[name] % of:
             couples = "lists come in couples" + (f", each in {orders} orders" if of > 2 else "")
-            raise InputError(f"{name}={value} is no multiple of {of}: {couples}; give one, as {-(-value // of) * of}")
-    for name, value, most in (("depths", depths, pairs), ("mechanism", mechanism, contexts)):
-        if value is not None and most is not None and value > most:
-            raise InputError(f"{name}={value} is more than the {most} that there are; give at most {most}")
+            raise InputError(
+                f"{name}={given[name]} is no multiple of {of}: {couples}; give one, as {-(-given[name] // of) * of}"
+            )
+    for name, of in {"depths": "pairs", "mechanism": "contexts"}.items():
+        if None not in (given[name], given[of]) and given[name] > given[of]:
+            raise InputError(f"{name}={given[name]} is more than there are {of}; give at most {given[of]}")
     if mechanism and candidates < 2:
         raise InputError(f"candidates={candidates} leaves no value to compare with; give at least 2 with mechanism")
-    if not mechanism and initialization != CONFIG:
-        raise InputError(
-            f"initialization={initialization} does nothing without mechanism; give mechanism=24, or leave it out"
-        )
+    rule = given["initialization"]
+    if not mechanism and rule != CONFIG:
+        raise InputError(f"initialization={rule} does nothing without mechanism; give mechanism=24, or leave it out")
+
+
+def _climbed(
+    rungs: Sequence[Rung], make: Callable[[Rung], Maker], pilot: int, asking: Callable[[Maker], _Asking]
+) -> tuple[Maker, list[float]]:
+    """What makes the lists of the rung that is measured, and the share of exact answers on every rung up to it."""
+    maker, piloted = make(rungs[0]), []
+    for n, rung in enumerate(rungs if len(rungs) > 1 and pilot else ()):
+        try:
+            maker = make(rung) if n else maker
+        except InputError:  # too long for the model, or too many keys: the ladder ends below it
+            break
+        piloted.append(float(asking(maker).run(f"pilot {n}", pilot)["exact"].mean()))
+        if piloted[-1] <= EASY:
+            break
+    return maker, piloted
 
 
 def ladder(pairs: int | None, keys: Keys | None, digits: int | None) -> list[Rung]:
@@ -264,12 +239,12 @@ class _Asking:
     def __init__(
         self,
         model: View,
-        maker: Maker,
         depths: int | None,
         candidates: int,
         seed: int,
         report: Tally,
         pieces: Store,
+        maker: Maker,
     ) -> None:
         self.pieces = pieces
         self.model, self.maker, self.candidates, self.seed, self.report = model, maker, candidates, seed, report

@@ -2,14 +2,14 @@
 
 The stream at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
 one key and weight 1 on it, so that every block adds W_O W_V of its own stream and a feed-forward of that. `trajectory`
-checks the first (`later_difference`, `alone_difference`) and follows the stream through the blocks: how far its norm leaves
-those of other positions, in which dimensions (massive activations), and how quickly the paths of different tokens become
+checks the first (`later_difference`) and follows the stream through the blocks: how far its norm leaves those of other
+positions, in which dimensions (massive activations), and how quickly the paths of different tokens become
 one, so that position 0 looks the same to the blocks above whatever token stands there. "Layer" l is the stream that block
 l reads; the last one is what the final norm reads.
 
 **Massive activations** ([Sun], arXiv 2402.17762, section 2): |h| above 100 and above 1,000 times the median |h| of the
-stream. The first number belongs to models of a few billion parameters; for tiny ones the counts above 1,000, 100 and 30
-medians alone are given too. The median is over prompts, positions and dimensions of one layer's stream. It is read off a
+stream. The first number belongs to models of a few billion parameters; for tiny ones the count above 30 medians alone is
+given too. The median is over prompts, positions and dimensions of one layer's stream. It is read off a
 histogram of magnitudes with bins 0.1 to 0.2 % wide, since all streams of all prompts at once are more than a machine holds.
 
 **Convergence**: tokens drawn without replacement from those of the prompts (of the vocabulary, where these are few) each
@@ -25,8 +25,6 @@ Source: science of the measurement, section 4, "Position 0 as a closed system".
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -62,11 +60,8 @@ MAGNITUDE, MEDIANS = 100.0, 1000.0  # [Sun]'s two thresholds
 MASSIVE = "over 100 and 1000 medians"  # the rule of [Sun]
 RULES = {
     MASSIVE: (MAGNITUDE, MEDIANS),
-    "1000 medians": (0.0, MEDIANS),
-    "100 medians": (0.0, 100.0),
     "30 medians": (0.0, 30.0),
 }
-STREAM_NUMBERS = 1 << 22  # of streams at position 0 held together: 32 MiB in float64
 BITS = 17  # of a float32's magnitude that tell the bins apart: 8 of exponent, 9 of mantissa
 # Of the largest entry: experts' products round by how many positions chose them, which is less than that in float32.
 SAME = 1e-5
@@ -76,15 +71,12 @@ _AT = ("first", "layer")
 _COSINE = "cosine of streams that started from different tokens"
 VARIABLES = {
     "later_difference": Variable(_AT, "largest change of an entry at position 0 by other text behind it"),
-    "alone_difference": Variable(_AT, "relative change of the stream at position 0 when its token stands alone"),
-    "norm": Variable((*_AT, "position"), "|h|_2, rms over prompts"),
     "norm_first": Variable(_AT, "|h|_2 at position 0, median over prompts"),
     "norm_others": Variable(_AT, "|h|_2 at other positions, median over positions and prompts"),
     "median_magnitude": Variable(_AT, "median of |h| over prompts, positions and dimensions"),
     "massive": Variable(
         (*_AT, "rule"), "dimensions of massive activations at position 0, mean over prompts", "dimensions"
     ),
-    "massive_others": Variable((*_AT, "rule"), "the most at any other position, mean over prompts", "dimensions"),
     "top_dimension": Variable((*_AT, "rank"), "dimension of the largest magnitude at position 0", "index"),
     "top_value": Variable((*_AT, "rank"), "its value, mean over prompts"),
     "top_ratio": Variable((*_AT, "rank"), "its magnitude, mean over prompts, against the median of |h|"),
@@ -123,12 +115,9 @@ def trajectory(
     Returns:
         Dataset; `layer` runs from 0 to the number of blocks.
         [first, layer]: `later_difference`, the largest difference of any entry of position 0's stream when the text behind
-        it is another prompt's (0 for a causal model; what is below `SAME` counts as that); `alone_difference`, |difference|
-        / |stream| against the first token run alone (rounding); `norm_first` and `norm_others`, medians of |h|_2 at
-        position 0 over prompts and elsewhere over positions and prompts; `median_magnitude`, of |h|.
-        `norm [first, layer, position]`: rms of |h|_2 over prompts, NaN where "text" has ended.
-        [first, layer, rule]: `massive`, number of dimensions at position 0, and `massive_others`, the most at any other
-        position, both means over prompts.
+        it is another prompt's (0 for a causal model; what is below `SAME` counts as that); `norm_first` and `norm_others`,
+        medians of |h|_2 at position 0 over prompts and elsewhere over positions and prompts; `median_magnitude`, of |h|.
+        [first, layer, rule]: `massive`, number of dimensions at position 0, mean over prompts.
         [first, layer, rank]: `top_dimension`, those largest at position 0 by mean magnitude over prompts, their `top_value`
         (mean) and `top_ratio` (mean magnitude / median).
         [place, layer]: `cosine` of pairs of starts, mean, `cosine_low`, `cosine_high`; place is "position 0" and, for models
@@ -147,12 +136,9 @@ def trajectory(
     # A replacement at position 0 would be the same for all starts, and their cosines 1.
     unchanged: View = unswapped(model)
     ids = drawn_starts(unchanged, tokens, pool, starts, seed)
-    report = Tally(progress, sum(2 * len(batch) + 1 for batch in batches.values()) + 3)
+    report = Tally(progress, sum(2 * len(batch) for batch in batches.values()) + 3)
     pieces = pieces or Store()
     found = [_along(model, batch, report, pieces.within(first)) for first, batch in batches.items()]
-    for one in found:  # "text" has one position less
-        missing = tokens.shape[1] - one["norm"].shape[1]
-        one["norm"] = np.pad(one["norm"], ((0, 0), (0, missing)), constant_values=np.nan)
     values = {name: np.stack([one[name] for one in found]) for name in found[0]}
     places = paths(unchanged, ids, report)
     cosines = [pair_statistics(streams) for streams in places.values()]
@@ -186,9 +172,6 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
 
     def passed(some: range) -> Piece:
         norms = np.zeros((len(some), layers, length))
-        # The k-th largest magnitude among a position's dimensions, its maximum over positions: as many of these are above a
-        # threshold as the position with most has dimensions above it. The threshold is known when all prompts are.
-        highest = np.zeros((len(some), layers, width), dtype=np.float32)
         zero = torch.zeros(len(some), layers, width, dtype=torch.float64)
         counts = [torch.zeros(1 << BITS, dtype=torch.int64, device=model.device) for _ in range(layers)]
         for at, n in enumerate(some):
@@ -196,17 +179,12 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
             def look(layer: int, stream: Float[Tensor, "position d"], at: int = at) -> None:
                 for rows in shares(length):
                     norms[at, layer, rows] = double(stream[rows]).norm(dim=-1).cpu().numpy()
-                    magnitude = stream[rows].float().abs()
-                    counts[layer] += _bins(magnitude)
-                    others = magnitude[1:] if rows.start == 0 else magnitude
-                    if len(others):
-                        ordered = others.sort(dim=-1, descending=True).values.amax(0)
-                        np.maximum(highest[at, layer], ordered.cpu().numpy(), out=highest[at, layer])
+                    counts[layer] += _bins(stream[rows].float().abs())
                 zero[at, layer] = stream[0].cpu().double()
 
             passing(model, tokens[n : n + 1], look)
             report()
-        found = {"norms": norms, "highest": highest, "zero": zero.numpy()}
+        found = {"norms": norms, "zero": zero.numpy()}
         for layer, own in enumerate(one.cpu().numpy() for one in counts):
             found[f"bins {layer}"] = bins = own.nonzero()[0]
             found[f"counts {layer}"] = own[bins]
@@ -229,20 +207,12 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
     top = torch.from_numpy(magnitude / count).topk(min(RANKS, width), dim=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = top.values.numpy() / median[:, None]
-    massive, massive_others = (
-        np.sum([_counts(np.abs(piece[name]), median) for piece in pieces], axis=0) / count
-        for name in ("zero", "highest")
-    )
-    later, alone = _closed(model, tokens, together, pieces, retry, store)
     return {
-        "later_difference": later,
-        "alone_difference": alone,
-        "norm": np.sqrt((norms**2).mean(0)),
+        "later_difference": _later(model, tokens, together, pieces, retry, store),
         "norm_first": np.median(norms[:, :, 0], axis=0),
         "norm_others": np.median(norms[:, :, 1:], axis=(0, 2)),
         "median_magnitude": median,
-        "massive": massive,
-        "massive_others": massive_others,
+        "massive": np.sum([_counts(np.abs(piece["zero"]), median) for piece in pieces], axis=0) / count,
         "top_dimension": top.indices.numpy(),
         "top_value": np.take_along_axis(value / count, top.indices.numpy(), 1),
         "top_ratio": ratio,
@@ -273,14 +243,10 @@ def _median(counts: Int[np.ndarray, " bin"]) -> float:
     return float(low + (high - low) * share)
 
 
-def _closed(
+def _later(
     model: View, tokens: Tensor, together: Sequence[range], pieces: Pieces, retry: Retry, store: Store
-) -> tuple[np.ndarray, np.ndarray]:
-    """What position 0 depends on, [layer] each.
-
-    The largest difference when the next prompt's text (a single prompt's own, backwards) comes after it, and the largest
-    relative difference against the first token run alone.
-    """
+) -> Float[np.ndarray, " layer"]:
+    """The largest difference when the next prompt's text (a single prompt's own, backwards) comes after position 0."""
     others = tokens.roll(-1, 0) if len(tokens) > 1 else tokens.flip(1).roll(1, 1)
     changed = torch.cat([tokens[:, :1], others[:, 1:]], 1)
     known = {prompt.numpy().tobytes(): at for at, prompt in enumerate(tokens.cpu())}
@@ -304,17 +270,7 @@ def _closed(
         return {"later": largest}
 
     found = store.each("position 0", len(together), lambda group: retry(lambda: compared(together[group])))
-    later = np.stack([piece["later"] for piece in found]).max(0)
-    relative = np.zeros(model.spec.blocks + 1)
-    # Together, but few enough that their streams take little memory.
-    for some in torch.arange(len(tokens)).split(max(1, STREAM_NUMBERS // (len(relative) * model.spec.width))):
-        streams = streams_at(model, tokens[some, :1], 0)
-        own = torch.stack([zero(n) for n in some.tolist()])
-        difference, norm = (x.norm(dim=-1) for x in (streams - own, streams))
-        each_one = torch.where(difference == 0, torch.zeros_like(norm), difference / norm)  # 0 / 0 is no difference
-        relative = np.maximum(relative, each_one.amax(0).numpy())
-    retry.report()
-    return later, relative
+    return np.stack([piece["later"] for piece in found]).max(0)
 
 
 # ----------------------------------------------------------------------------------------------------------- passes
@@ -331,13 +287,6 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
                 "has something after it"
             )
         return {"bos": tokens, "text": tokens[:, len(first) :]}
-    of_config = json.loads(model.identity.config).get("bos_token_id")
-    if model.bos is None and model.tokenizer is None and begin == [of_config]:
-        warnings.warn(
-            f"all prompts begin with id {begin[0]}, the BOS of the config of {model.identity.name}; whether training put it "
-            "first is known from a tokenizer: without probes.load(model, tokenizer=...) there is no comparison with BOS",
-            stacklevel=5,
-        )
     return {"id" if len(begin) == 1 and len(tokens) > 1 else "text": tokens}
 
 
