@@ -5,7 +5,7 @@ The code elsewhere has no branches by family.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -353,10 +353,20 @@ def family_of(config: Any) -> Family:
         raise InputError(f"model type '{kind}' is not supported: {REFUSED[kind]}; headwater families lists what is")
     if kind not in FAMILIES:
         raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")
-    why = None if isinstance(config, str) else FAMILIES[kind].refuses(config)
+    if isinstance(config, str):
+        return FAMILIES[kind]
+    why = FAMILIES[kind].refuses(config)
+    if "dynamic" in rope_types(config):
+        why = "its rotations depend on the longest text it has read (rope_type dynamic); give another rope_type"
     if why is not None:
         raise InputError(f"this {kind} is not supported: {why}")
     return FAMILIES[kind]
+
+
+def rope_types(config: Any) -> set[str]:
+    """Rules by which a configuration makes its rotations: one, or one for each kind of block."""
+    rules = getattr(config, "rope_parameters", None) or {}
+    return {rule.get("rope_type", "default") for rule in (rules, *rules.values()) if isinstance(rule, Mapping)}
 
 
 def beyond(spec: Spec, name: str) -> Spec:

@@ -36,7 +36,7 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
 
 
 def _measuring(view: Any) -> AbstractContextManager[None]:
-    """A view of a caller's model takes it as it is now, and puts back what its hooks keep."""
+    """A view of a caller's model takes it as it is now."""
     while hasattr(view, "original"):
         view = view.original
     return view.measuring() if hasattr(view, "measuring") else nullcontext()

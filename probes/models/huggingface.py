@@ -29,16 +29,13 @@ from transformers import PreTrainedConfig
 
 from . import split
 from .behind import Continuation, Past
-from .families import beyond, family_of, spec_of
-from .foreign import check_runs, differentiable, unknown
+from .families import beyond, family_of, rope_types, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
-from .identity import Stored, weights_hash
+from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
-from .rotations import follow_length
-from .shadow import attention_of, obstacle, output_head, recorders, running_blocks, shadow, unrecorded
-from .stored import stored
+from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
 from .structure import moved, structure
 from .tokens import first_ids
 from .view import Edit, Identity, Parts, Trace, Watched, never_fired
@@ -98,7 +95,7 @@ class HuggingFaceView(Watched):
         self._described = Described(**described)
         self._identified: tuple[Any, Any, Identity] | None = None
         self._caller: Any = None  # the model that the view follows
-        self._tried = self._within = False
+        self._within = False
         self._wrap(model)
 
     def follow(self, model: Any) -> None:
@@ -107,18 +104,14 @@ class HuggingFaceView(Watched):
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """A measurement, or a part of one: what hooks keep is put back in the end."""
-        if self._within:
-            yield
-            return
-        self._within = True
+        """A measurement, or a part of one: it begins with the caller's model as it is."""
+        within, self._within = self._within, True
         try:
-            if self._caller is not None:
+            if self._caller is not None and not within:
                 self._wrap(self._caller)
-            with unrecorded(self._recorders):
-                yield
+            yield
         finally:
-            self._within = False
+            self._within = within
 
     def _wrap(self, model: Any) -> None:
         family_of(model.config)
@@ -142,18 +135,19 @@ class HuggingFaceView(Watched):
         self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
-        others = ((name, unknown(module)) for name, module in model.named_modules())
-        self._unknown = next((f"{what} {name}" for name, what in others if what is not None), None)
+        self._unknown = any(unknown(module) is not None for module in model.modules())
         self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
-        if follow_length(model):  # keys of a context turn with the whole text, which nobody knows yet
+        if "longrope" in rope_types(config):  # frequencies are those of the whole text's length, written in every pass
             self.behind = None  # type: ignore[assignment, method-assign]
+            for module in self._decoder.rotary_emb.modules():
+                for name, buffer in list(module.named_buffers(recurse=False)):
+                    module.register_buffer(name, buffer.clone(), persistent=False)
         parameter = next(model.parameters())
         self._split = split.is_split(model)
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
         self.dtype: torch.dtype = parameter.dtype
         if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
             model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
-        self._recorders = recorders(model)
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
 
     def __repr__(self) -> str:
@@ -207,15 +201,11 @@ class HuggingFaceView(Watched):
     # -- forward passes
 
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        embedded = self._embedded(tokens)
-        if self._unknown is not None and not self._tried:
-            self._tried = True
-            check_runs(self.residual, embedded[:1], f"'{self._name}' does not run here ({self._unknown}: ")
-        return embedded
+        return self._embedded(tokens)
 
     def _deriving(self, module: nn.Module, given: Tensor) -> AbstractContextManager[None]:
         """Within it, modules that cut a derivative that is asked for are refused."""
-        asked = self._unknown is not None and given.requires_grad and torch.is_grad_enabled()
+        asked = self._unknown and given.requires_grad and torch.is_grad_enabled()
         return differentiable(module) if asked else nullcontext()
 
     def _embedded(self, tokens: Tensor, **more: Tensor) -> Tensor:
@@ -227,7 +217,7 @@ class HuggingFaceView(Watched):
 
         handle = self._blocks[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            with torch.no_grad(), unrecorded(self._recorders), suppress(_Reached):
+            with torch.no_grad(), suppress(_Reached):
                 self._decoder(input_ids=tokens.to(self.device), use_cache=False, **more)
         finally:
             handle.remove()
@@ -298,12 +288,11 @@ class HuggingFaceView(Watched):
         return run
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
-        with unrecorded(self._recorders):
-            return self._final_norm(residual).to(self.device)
+        return self._final_norm(residual).to(self.device)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
         head = output_head(self._model)
-        with unrecorded(self._recorders), self._deriving(head, normed):
+        with self._deriving(head, normed):
             logits = head(normed).to(self.device)
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -338,11 +327,7 @@ class HuggingFaceView(Watched):
         handles = [self._blocks[i].register_forward_pre_hook(before(i), with_kwargs=True) for i in layers]
         handles.append(self._final_norm.register_forward_pre_hook(at_end))
         try:
-            with (
-                unrecorded(self._recorders),
-                self._attending(heard, layers),
-                self._deriving(self._decoder, embeddings),
-            ):
+            with self._attending(heard, layers), self._deriving(self._decoder, embeddings):
                 # The hook at block 0 puts `embeddings` where the blocks begin, after scaling and added positions. What the
                 # decoder itself receives only sets the shape.
                 self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False, **more)
@@ -381,8 +366,7 @@ class HuggingFaceView(Watched):
         # As the module itself computes it, adapters and other storage included.
         heads, projection = (self.spec.heads, self.spec.head_dim), self._output_projection(layer)
         ones = torch.eye(heads[0] * heads[1], device=self.device, dtype=self.dtype)[None]  # [1, H c, H c]
-        with unrecorded(self._recorders):
-            nothing, all_of_it = projection(torch.zeros_like(ones[:, :1])), projection(ones)
+        nothing, all_of_it = projection(torch.zeros_like(ones[:, :1])), projection(ones)
         return (all_of_it - nothing)[0].unflatten(0, heads).to(self.device)
 
     def _output_projection(self, layer: int) -> nn.Module:

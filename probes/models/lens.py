@@ -28,7 +28,7 @@ from .fused import attend
 from .huggingface import HuggingFaceView
 from .identity import Stored
 from .listening import Listening
-from .shadow import output_head, recorders, shadow, unrecorded
+from .shadow import output_head, shadow
 from .split import is_split
 from .view import Attention, Parts, Spec, never_fired
 
@@ -245,10 +245,9 @@ def boot(model: Any, name: str) -> TransformerBridge:
     try:
         with redirect_stdout(StringIO()), torch.random.fork_rng(devices=[]):
             model.set_attn_implementation("eager")  # under others its hooks on scores and patterns never fire
-            with unrecorded(recorders(model)):
-                before = _logits(model)
-                bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
-                off = float((_logits(model) - before).norm() / before.norm())
+            before = _logits(model)
+            bridge = build_bridge_from_module(model, type(model).__name__, hf_config=model.config, model_name=name)
+            off = float((_logits(model) - before).norm() / before.norm())
     except Exception as error:  # TransformerLens raises whatever it runs into
         raise InputError(
             f"TransformerLens cannot run this {model.config.model_type} ({reason(error)}); use backend transformers"

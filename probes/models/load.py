@@ -255,9 +255,9 @@ def _from_memory(
 ) -> View:
     from transformers import PreTrainedModel
 
+    from .shadow import unwrapped
     from .split import is_split, weights
     from .structure import keeps_state, moved, structure
-    from .wrappers import unwrapped
 
     source = caller = unwrapped(source)
     kind, is_bridge = type(source).__name__, type(source).__name__ == "TransformerBridge"

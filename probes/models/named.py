@@ -227,8 +227,8 @@ def _read(folder: Path, how: Reading, name: str) -> tuple[Any, Any]:
     """The model in a folder, and its tokenizer or None."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from .identity import stored
     from .split import disjoint
-    from .stored import stored
     from .structure import keeps_state
 
     with _quiet():

@@ -1,30 +1,26 @@
 """What a view runs in the place of a caller's model: a structural copy, with the caller's hooks and without wrappers.
 
 The copy is made when a measurement begins (see `huggingface`), so that it is the model as it is then. A caller's hooks and
-forward passes are a part of the model's function and act in the copy, too. What they record is the caller's: a pass puts
-back what it changed of that. What goes elsewhere (a file, a socket) cannot be put back.
+forward passes are a part of the model's function and act in the copy, too: what they record, they record of a measurement.
+
+Modules that compute in a way of their own (other packages', quantized ones, a caller's) run as they are. What their weights
+say is not known, so that blocks with them stay whole. One that gives back no derivative, or torch's stand-in for one, is
+refused where a derivative is asked for.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from . import split
 from .families import Family
-from .foreign import unknown
-from .structure import structure
-from .wrappers import unpack, unwrap_within
+from .structure import KNOWN, keeps_state, structure
 
 # Modules whose hooks are no caller's: transformers collects `output_hidden_states` by hooks that stay for good, and bridges
 # of TransformerLens set some in their first pass.
@@ -36,26 +32,22 @@ KINDS = {
     "_backward_pre_hooks": "backward pre-hook",
     "_backward_hooks": "backward hook",
 }
-DEPTH = 6  # what hooks keep is nearer than so many containers within containers
-# Whose objects are not put back: they change by themselves, or are no recorder's.
-FOREIGN = {"torch", "transformers", "accelerate", "peft", "transformer_lens", "probes", *sys.stdlib_module_names} - {
-    "__main__"
-}
+REPLACED = ("torch.ao.", "torch.nn.quantized")  # modules of torch's that stand in the place of its plain ones
 
 
 def shadow(model: Any) -> Any:
     """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config.
 
-    Its modules have lost the wrappers of `torch.compile` and PEFT; layers with adapters have weights of their own.
+    Its modules have lost the wrappers of `torch.compile`.
 
     Raises:
-        InputError: accelerate's hooks on it would change the parameters themselves, or an adapter cannot be merged.
+        InputError: accelerate's hooks on it would change the parameters themselves.
     """
     copied = structure(model)
     split.unbind(copied)
-    unwrap_within(copied)
+    _uncompile(copied)
     for module in copied.modules():
-        unpack(module)
+        _unpack(module)
         if "forward" in vars(module) and not split.hooks(module) and replaced_forward(module) is None:
             del module.forward  # compiled, and bound to the caller's module
     return copied
@@ -99,6 +91,110 @@ def _named(function: Any) -> str:
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"{getattr(function, '__module__', None)}.{name}"
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside, which is the model itself where nothing is around it; nothing is copied.
+
+    Raises:
+        InputError: a PEFT model with trained vectors before the tokens (prompt tuning and its relatives).
+    """
+    if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # compiled code is ignored: a view runs modules
+        return unwrapped(model._orig_mod)
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return unwrapped(model.module)
+    if not (type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model")):
+        return model
+    for name, config in model.peft_config.items():
+        if config.is_prompt_learning:
+            raise InputError(
+                f"adapter '{name}' of the {type(model).__name__} puts trained vectors before the tokens, which probes "
+                "have no place for; give the model without it"
+            )
+    return unwrapped(model.get_base_model())
+
+
+def _uncompile(copied: nn.Module) -> None:
+    """Within a structural copy, put modules in the place of their compiled wrappers."""
+    for name, child in copied._modules.items():
+        if child is not None:
+            inner: Any = child._orig_mod if "_orig_mod" in child._modules else child
+            copied._modules[name] = inner
+            _uncompile(inner)
+
+
+def _unpack(module: Any) -> None:
+    """A 4-bit layer of bitsandbytes in a structural copy comes to compute as it does on any device.
+
+    Its packed form for some CPUs, made in the first pass, rounds to bfloat16 and has no derivative.
+    """
+    if not getattr(module, "support_avx512bf16_for_cpu", False):
+        return
+    module.support_avx512bf16_for_cpu = False
+    state = module.weight.quant_state
+    if getattr(state, "packing_format_for_cpu", False):
+        state.original_nested = False  # scales stay as they are instead of being rounded again
+        module._save_to_state_dict({}, "", keep_vars=True)  # the package's way back, but for the order of its scales
+        module.weight.quant_state.absmax = module.weight.quant_state.absmax.T.reshape(-1).float()
+
+
+# ------------------------------------------------------------------------------------------------- modules not known
+
+
+def unknown(module: nn.Module) -> str | None:
+    """What makes a module compute in a way that its class, if it is one of torch's or transformers', does not say."""
+    kind = type(module)
+    # Quantized layers are linear in another way than nn.Linear; layers of other packages are not known here.
+    if (
+        kind.__module__.partition(".")[0] not in (*KNOWN, "transformer_lens")
+        or kind.__module__.startswith(REPLACED)
+        or (isinstance(module, nn.Linear) and kind is not nn.Linear)
+    ):
+        return f"module '{kind.__module__}.{kind.__qualname__}' as its"
+    for name, weight in module._parameters.items():
+        if weight is not None and (keeps_state(weight) or not weight.is_floating_point() or weight.dtype.itemsize == 1):
+            return f"'{type(weight).__module__}.{type(weight).__qualname__}' as the {name} of its"
+    return None
+
+
+@contextmanager
+def differentiable(model: nn.Module) -> Iterator[None]:
+    """Passes within it are to be differentiated.
+
+    Raises:
+        InputError: a module that is not known gives back no derivative; what flows through the stream beside it would pass
+            for the whole.
+    """
+
+    def check(module: nn.Module, args: Any, output: Any) -> None:
+        given = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
+        if given and isinstance(output, Tensor) and output.is_floating_point() and not _has_derivative(output, given):
+            kind = type(module.weight) if type(module) is nn.Linear else type(module)
+            raise InputError(
+                f"'{kind.__module__}.{kind.__qualname__}' has no derivative, which this measurement takes; measure what "
+                "needs none (sinks, leakage), or give the model unquantized"
+            )
+
+    handles = [module.register_forward_hook(check) for module in model.modules() if unknown(module) is not None]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _has_derivative(output: Tensor, given: list[Tensor]) -> bool:
+    """Whether derivatives flow back to what was given: torch fills in for operators that have none, and only warns."""
+    known: dict[Any, bool] = {None: False} | {x.grad_fn: True for x in given if x.grad_fn is not None}
+
+    def flows(node: Any) -> bool:
+        if node not in known:
+            leaf = getattr(node, "variable", None)
+            behind = any(leaf is x for x in given) or any(flows(before) for before, _ in node.next_functions)
+            known[node] = behind and "NotImplemented" not in node.name()
+        return known[node]
+
+    return flows(output.grad_fn)
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
@@ -167,89 +263,3 @@ def output_head(model: Any) -> nn.Module:
             "effect, no erase"
         )
     return head
-
-
-# ----------------------------------------------------------------------------------------------------------- recorders
-
-
-def recorders(model: nn.Module) -> list[Any]:
-    """A caller's functions and objects on a model, which may keep what passes."""
-    modules = list(model.modules())
-    roots = [function for module in modules for _, function in hooks_on(module)]
-    roots += [forward for module in modules if (forward := replaced_forward(module)) is not None]
-    # Objects of packages that modules come from are the copy's own (see `structure`), and what quantized layers hold.
-    packages = {type(module).__module__.partition(".")[0] for module in modules}
-    objects = [x for module in modules for x in vars(module).values() if not isinstance(x, nn.Module) and _of_caller(x)]
-    return roots + [x for x in objects if type(x).__module__.partition(".")[0] not in packages]
-
-
-@contextmanager
-def unrecorded(roots: Sequence[Any]) -> Iterator[None]:
-    """On leaving, containers, objects and running sums that these reach hold what they held before."""
-    before = _reached(roots)
-    try:
-        yield
-    finally:
-        for x, held in before:
-            _put_back(x, held)
-
-
-def _reached(roots: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(container or tensor, a copy of it) for all that functions and objects lead to."""
-    seen: dict[int, Any] = {}  # kept, so that no id is used twice
-    left, copies = [(root, 0) for root in roots], []
-    while left:
-        x, depth = left.pop()
-        if depth > DEPTH or id(x) in seen or isinstance(x, (str, int, float, type, ModuleType, nn.Module, type(None))):
-            continue
-        seen[id(x)], within = x, []
-        if isinstance(x, FunctionType):
-            within = _of_function(x)
-        elif isinstance(x, MethodType):
-            within = [x.__self__, x.__func__]
-        elif isinstance(x, functools.partial):
-            within = [x.func, *x.args, *x.keywords.values()]
-        elif isinstance(x, dict):
-            within = list(x.values())
-        elif isinstance(x, (list, tuple, deque, set)):
-            within = [y for y in x if not isinstance(y, Tensor)]  # those are too many to copy
-        elif type(x) is not Tensor and _of_caller(x):
-            within = [vars(x), *(y for y in vars(type(x)).values() if isinstance(y, FunctionType))]
-        if isinstance(x, (dict, list, deque, set)):
-            copies.append((x, copy.copy(x)))
-        elif type(x) is Tensor:
-            copies.append((x, x.detach().clone()))
-        left += [(y, depth + 1) for y in within]
-    return copies
-
-
-def _of_caller(x: Any) -> bool:
-    """Whether an object is of a caller's making."""
-    return hasattr(x, "__dict__") and (
-        isinstance(x, SimpleNamespace) or type(x).__module__.partition(".")[0] not in FOREIGN
-    )
-
-
-def _of_function(function: FunctionType) -> list[Any]:
-    """What a function reaches: its defaults, its closure, and by name; in other modules no functions."""
-    names, cells = function.__globals__, function.__closure__ or ()
-    by_name = [names[name] for name in set(function.__code__.co_names) & set(names)]
-    within = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    within += [x for x in by_name if not isinstance(x, FunctionType) or x.__globals__ is names]
-    for cell in cells:
-        with suppress(ValueError):  # not bound yet
-            within.append(cell.cell_contents)
-    return within
-
-
-def _put_back(x: Any, held: Any) -> None:
-    """What never changed is left alone, so that others may be going through it."""
-    if isinstance(x, Tensor):
-        if not torch.equal(x, held):
-            with torch.inference_mode(x.is_inference()), torch.no_grad():
-                x.copy_(held)
-        return
-    now, then = ([*y.items()] if isinstance(y, dict) else [(z, None) for z in y] for y in (x, held))
-    if len(now) != len(then) or any(a[0] is not b[0] or a[1] is not b[1] for a, b in zip(now, then, strict=True)):
-        x.clear()
-        (x.extend if isinstance(x, (list, deque)) else x.update)(held)
