@@ -12,7 +12,6 @@ from typing import Any
 import families
 import gguf
 import numpy as np
-import pytest
 import torch
 from transformers import PreTrainedModel
 
@@ -28,11 +27,6 @@ CONTROL, NORMAL, UNUSED = 3, 1, 5  # the format's kinds of tokens
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 REMOVED: Any = object()
 IDS = torch.arange(3, 103)[None]  # far enough for slow rotations to show
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path / "cache"))
 
 
 def original(name: str, **changed: Any) -> PreTrainedModel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import struct
 import sys
@@ -14,13 +13,11 @@ from typing import Any
 import families
 import gguf_files
 import pytest
-from gguf_files import IDS, cut, own_cache, read, refused, same, write  # noqa: F401
-from transformers import PreTrainedTokenizerFast
+from gguf_files import IDS, cut, read, refused, write
 
 import probes
 from probes.errors import InputError
-from probes.models import cache, named
-from probes.models.cache import cache_folder
+from probes.models import named
 from probes.models.gguf.header import LONGEST_ARRAY, read_header
 from probes.models.load import born, fresh
 from probes.results.dataset import provenance
@@ -58,76 +55,6 @@ def test_every_result_says_which_file_the_weights_came_from(tiny):
     assert "weights_file" not in provenance(probes.load(gguf_files.original("llama")), IDS)
     assert born(tiny).spec.blocks == fresh(str(tiny)).spec.blocks == families.BLOCKS
     assert fresh(tiny).identity.name == "tiny.gguf"
-
-
-# ------------------------------------------------------------------------------------------------------------- cache
-
-
-def entries(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache").glob("*"))
-
-
-def fail(*_: Any, **__: Any) -> Any:
-    raise AssertionError("converted again")
-
-
-def test_the_second_start_reads_what_the_first_one_wrote(tiny, tmp_path, monkeypatch):
-    first = probes.load(tiny)
-    (entry,) = entries(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr("probes.models.gguf.file.read_tensors", fail)
-        again = probes.load(tiny)
-        assert again.identity == first.identity
-        assert cut(again, " the") == cut(first, " the")
-        probes.load(tiny, dtype="float64")  # from the same float32
-        renamed = tiny.rename(tmp_path / "other.gguf")
-        assert json.loads(str(probes.load(renamed).identity.weights_file))["name"] == "other.gguf"
-        assert entries(tmp_path) == [entry]
-        with pytest.raises(AssertionError, match="converted again"):
-            probes.load(renamed, dtype="bfloat16")
-    after = probes.load(write(tiny, families.build(gguf_files.original("llama").config, seed=1)))  # a changed file
-    assert after.identity.weights != first.identity.weights
-    assert len(entries(tmp_path)) == 2
-
-
-def test_an_interrupted_conversion_leaves_nothing(tiny, tmp_path, monkeypatch):
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PreTrainedTokenizerFast, "save_pretrained", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            probes.load(tiny)
-    assert entries(tmp_path) == []
-    killed = tmp_path / "cache" / ".headwater-unfinished-killed"  # what a kill leaves goes after a day
-    killed.mkdir()
-    probes.load(tiny)
-    assert killed.exists()
-    os.utime(killed, (0, 0))
-    probes.load(tiny, dtype="bfloat16")
-    assert not killed.exists()
-    (entry, _) = entries(tmp_path)
-    number = entry.stat().st_ino  # the other of two processes was first
-    assert cache.keep(entry.name, lambda folder: (folder / "model.safetensors").touch()) == entry
-    assert entry.stat().st_ino == number
-
-
-def test_where_the_cache_is_and_that_models_load_without_one(tiny, monkeypatch, tmp_path):
-    expected = probes.load(tiny)
-    assert same(probes.load(tiny, device_map={"": "cpu"}), expected)  # reads from it
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "cache"
-    monkeypatch.delenv("HEADWATER_CACHE")
-    assert cache_folder() == tmp_path / "xdg" / "headwater"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "headwater"
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nobody's home
-    assert cache_folder() is None
-    for place in (None, str(tiny / "below")):
-        if place is not None:
-            monkeypatch.setenv("HEADWATER_CACHE", place)
-        assert probes.load(tiny).identity.weights == expected.identity.weights
-        assert "set HEADWATER_CACHE" in refused(tiny, device_map={"": "cpu"})
 
 
 # --------------------------------------------------------------------------------------------------------- bad files

@@ -1,4 +1,4 @@
-"""Hub ids without a hub: what the cache holds, and what is said while nothing answers."""
+"""Hub ids without a hub: what the cache holds, and a hub that does not answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from probes.models import hub
 from probes.models.load import CHECKPOINTS
 
 
-def test_hub_ids_come_from_the_cache_and_nothing_is_waited_for_in_silence(tmp_path, monkeypatch, capsys):
+def test_hub_ids_come_from_the_cache_and_a_hub_that_does_not_answer_is_named(tmp_path, monkeypatch):
     def cached(name: str, *without: str) -> str:
         folder = tmp_path / f"models--me--{name}"
         (folder / "refs").mkdir(parents=True)
@@ -32,7 +32,6 @@ def test_hub_ids_come_from_the_cache_and_nothing_is_waited_for_in_silence(tmp_pa
         view, plain = probes.load(cached("whole")), probes.load("tiny-llama")
         assert (view.identity.name, view.identity.revision, view.bos) == ("me/whole", "a" * 40, 0)
         assert view.identity.weights == plain.identity.weights
-        assert capsys.readouterr().err == ""
         assert probes.load(cached("dumb", "tokenizer.json")).tokenizer is None
         for name, says in (
             (cached("thin", "model.safetensors"), "is in the local cache without its weights"),
@@ -40,4 +39,3 @@ def test_hub_ids_come_from_the_cache_and_nothing_is_waited_for_in_silence(tmp_pa
         ):
             assert f"'{name}' {says}" in (line := families.refused(probes.load, name))
             assert "the hub cannot be reached (ReadTimeout)" in line
-            assert f"{name} {says}" in capsys.readouterr().err

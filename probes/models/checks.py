@@ -68,28 +68,24 @@ def check_mask(mask: Any) -> None:
 
 
 def _check_padding(model: View, tokens: Tensor) -> None:
-    """Raise InputError where a prompt begins or ends with padding.
+    """Raise InputError where a prompt begins or ends with padding, whatever the view's own tokenizer pads with.
 
-    A tokenizer may pad with a token of its own, or with EOS or BOS, whatever the view's own tokenizer names. What the
-    tokenizer puts before every text is none, nor is one EOS at an end, or an id that stands twice in front of all prompts.
+    What the tokenizer puts before every text is none, nor is one EOS at an end, or a second BOS in front.
     """
     if (tokens[:, 1:] == tokens[:, 1:2]).all():  # one id behind position 0: there is no text to be padded
         return
-    for pad, least, dedicated in _pads(model):
-        for edge, ids, prefix in (("begins", tokens, [*model.first_ids]), ("ends", tokens.flip(1), [])):
-            own = next((n for n, token in enumerate(prefix) if token != pad), len(prefix))
-            runs = (ids == pad).long().cumprod(1).sum(1).tolist()
-            differ = least < GUESSED and len(set(runs)) > 1
-            for row, run in enumerate(runs):
-                before_prefix = bool(prefix) and not own and ids[row, run : run + len(prefix)].tolist() == prefix
-                single = differ and run > own and (run > 1 or dedicated or before_prefix)
-                if single or run - own >= least:
-                    pads = f"{run - own} pad{'s' * (run - own > 1)}"
+    for pad, least in _pads(model):
+        prefix = [*model.first_ids]
+        own = next((n for n, token in enumerate(prefix) if token != pad), len(prefix))
+        for edge, ids, usual in (("begins", tokens, own), ("ends", tokens.flip(1), 0)):
+            for row, run in enumerate((ids == pad).long().cumprod(1).sum(1).tolist()):
+                if run - usual >= least:
+                    pads = f"{run - usual} pad{'s' * (run - usual > 1)}"
                     raise InputError(f"prompt {row} {edge} with {pads} (id {pad}), {PAD_REMEDY}")
 
 
-def _pads(model: View) -> Iterator[tuple[int, int, bool]]:
-    """Ids that a batch may be padded with: (id, how many of them are padding, whether it serves nothing else)."""
+def _pads(model: View) -> Iterator[tuple[int, int]]:
+    """Ids that a batch may be padded with, and how many of one are padding: one where it serves nothing else."""
     config, tokenizer = json.loads(model.identity.config), model.tokenizer
 
     def named(name: str) -> set[int]:
@@ -100,8 +96,8 @@ def _pads(model: View) -> Iterator[tuple[int, int, bool]]:
     zero = set() if tokenizer is None or writes(tokenizer, [0] * GUESSED) else {0}
     for pad in sorted(own | ends | unknown | zero):
         surely = pad in own or (tokenizer is not None and pad in ends)
-        dedicated = pad in getattr(tokenizer, "all_special_ids", ()) and pad not in ends | unknown
-        yield pad, 2 if surely else GUESSED, dedicated
+        dedicated = pad in own - ends - unknown and pad in getattr(tokenizer, "all_special_ids", ())
+        yield pad, 1 if dedicated else 2 if surely else GUESSED
 
 
 def check_id(model: View, token: int, what: str = "token id") -> None:

@@ -1,19 +1,13 @@
-"""Hub ids: the folder that the local cache has of a model, or fetches; nobody waits without being told for what."""
+"""Hub ids: the folder that the local cache has of a model, or fetches."""
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from ..run import processes
 from .checkpoint import check_weights
 
-MOMENT = 1.0  # seconds in which nobody asks what is being waited for
 PATIENCE = 10  # seconds that the hub has to answer
 FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
 
@@ -49,10 +43,8 @@ def folder_of(source: str, revision: str | None) -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        with saying(f"{source} {missing}; waiting for {huggingface_hub.constants.ENDPOINT}"):
-            huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
-        with saying(f"reading {source} from the hub"):
-            return Path(huggingface_hub.snapshot_download(source, **options))
+        huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
+        return Path(huggingface_hub.snapshot_download(source, **options))
     except RevisionNotFoundError:
         raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
     except RepositoryNotFoundError:
@@ -72,17 +64,3 @@ def _whole(folder: Path) -> bool:
         if "not there" in str(error) or "neither" in str(error):
             return False
     return True
-
-
-@contextmanager
-def saying(line: str) -> Iterator[None]:
-    """Print the line on stderr if what happens within takes longer than a moment."""
-    timer = threading.Timer(
-        MOMENT, lambda: processes.first() and print("headwater:", line, file=sys.stderr, flush=True)
-    )
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

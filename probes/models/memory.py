@@ -103,12 +103,6 @@ class Sizes:
         row += (self.queries + self.keys) * 2 * self.wide + 4 * self.width * self.post_norm
         return row * length * self.itemsize
 
-    def making(self, length: int) -> int:
-        """Bytes beside it while it is made: the feed-forward's products, their slopes and gradients, before all is done."""
-        mlp = (4 if self.gated else 3) * self.features
-        band = 2 * self.heads * min(QUERY_BAND, length)  # logits and pattern of one band against all keys
-        return max(mlp, self.queries + 2 * self.keys + band) * length * self.itemsize
-
     def product(self, length: int) -> int:
         """Bytes of one direction on its way through one block, at the moment when most is alive.
 

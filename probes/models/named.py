@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
@@ -24,7 +25,7 @@ from . import hub
 from .checkpoint import CONFIG, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers
 from .families import family_of
 from .gguf.header import SUFFIX, Header, is_gguf, read_header
-from .identity import Stored
+from .identity import Stored, stored
 from .initialization import ASSUMED
 from .packed import packed, unpacked
 
@@ -154,22 +155,20 @@ GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
 
 def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     """A GGUF file: what it says, unless a tokenizer beside it, or given, says it better."""
-    from .gguf.file import converted
+    from .gguf.config import config_of
+    from .gguf.tensors import tensors_of
+    from .gguf.tokenizer import tokenizer_of
 
     header = read_header(path)
-    beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
-    provenance = header.provenance()
-    dtype = min(how.torch_dtype, torch.float32, key=lambda dtype: dtype.itemsize)  # float64 holds float32's exactly
-    from_file = how.tokenizer is None and not beside
-    with (
-        _quiet(),
-        converted(header, provenance, dtype=dtype, tokenizer=from_file, lasting=how.split is not None) as folder,
-    ):
-        model, tokenizer = _read(folder, how, name)
+    with _quiet():
+        config, tokenizer = config_of(header), how.tokenizer
+        if tokenizer is None:
+            beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
+            tokenizer = _beside(header) if beside else tokenizer_of(header)
+        dtype = min(how.torch_dtype, torch.float32, key=lambda dtype: dtype.itemsize)  # float64 holds float32's exactly
+        model = _model(config, how, name, tensors_of(header, config, dtype))
     model.config.name_or_path = name
-    if how.tokenizer is None and beside:
-        tokenizer = _beside(header)
-    return Found(model, tokenizer, name, None, provenance)
+    return Found(model, tokenizer, name, None, header.provenance())
 
 
 def _beside(header: Header) -> Any:
@@ -200,10 +199,8 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
     if steps is not None:
         if revision not in (None, *steps):
             raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps)}")
-        with unpacked(folder, name, revision, lasting=how.split is not None) as place:
-            model, tokenizer = _read(place, how, name)
-        for part in (model.config, tokenizer):
-            part.name_or_path = str(folder)
+        model, tokenizer = _read(folder, how, name, unpacked(folder, name, revision))
+        model.config.name_or_path = str(folder)
         return Found(model, tokenizer, name, revision)
     if revision is not None:
         steps = sorted((path.parent.name for path in folder.glob("*/config.json")), key=lambda step: (len(step), step))
@@ -223,71 +220,88 @@ def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) ->
     return Found(*_read(folder, how, name), name, revision)
 
 
-def _read(folder: Path, how: Reading, name: str) -> tuple[Any, Any]:
-    """The model in a folder, and its tokenizer or None."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from .identity import stored
-    from .split import disjoint
-    from .structure import keeps_state
+def _read(folder: Path, how: Reading, name: str, tensors: dict[str, Tensor] | None = None) -> tuple[Any, Any]:
+    """The model in a folder, of these tensors where its files are others, and its tokenizer or None."""
+    from transformers import AutoConfig
 
     with _quiet():
-        try:
+        with _refusing(name):
             fields = read_object(folder / CONFIG)
             _check_config(fields)
             config = AutoConfig.from_pretrained(folder, trust_remote_code=how.trust)
             family_of(config)
-            if "initializer_range" not in fields:
-                setattr(config, ASSUMED, True)
-            where = dict(how.split or {})
-            check_weights(folder)
-            quantized = getattr(config, "quantization_config", None)
-            if isinstance(quantized, dict) and quantized.get("quant_method") in DEQUANTIZED:
-                quantized["dequantize"] = True
-            if isinstance(where.get("device_map"), Mapping):
-                with torch.device("meta"):
-                    structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
-                where["device_map"] = disjoint(where["device_map"], structure)
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype=how.torch_dtype,
-                use_safetensors=True,
-                trust_remote_code=how.trust,
-                ignore_mismatched_sizes=True,  # refused below, by name
-                output_loading_info=True,
-                **where,
-            )
-            model, loading = loaded
-        except InputError as error:
-            raise InputError(f"model '{name}' cannot be loaded: {error}") from None
-        except Exception as error:  # safetensors, json, transformers and the hub each raise their own
-            if "trust_remote_code" in str(error):
-                raise InputError(
-                    f"model '{name}' brings code of its own, which is not run; "
-                    "read it, then call probes.load with trust_remote_code=True"
-                ) from None
-            raise InputError(f"model '{name}' cannot be loaded ({reason(error)}); check its files") from None
-        wrong = sorted([*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])])
-        written = " ".join(config.architectures or ())
-        if wrong == ["lm_head.weight"] and written and not any(kind in written for kind in WITH_HEAD):
-            model.lm_head, wrong = None, []  # a decoder, or a classifier
-        unread = _unread(model, loading["unexpected_keys"])
-        if wrong or unread:
-            extra = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
-            lacks = f"lacks {len(wrong)} of its weights, or has them in another shape ({wrong[0]})" if wrong else ""
-            raise InputError(f"model '{name}' {lacks or extra}; the files do not fit the config")
-        for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
-            if parameter.is_floating_point() and not keeps_state(parameter):
-                parameter.data = parameter.data.to(how.torch_dtype)
-        check_finite(stored(model), name)
+            if tensors is None:
+                check_weights(folder)
+        if "initializer_range" not in fields:
+            setattr(config, ASSUMED, True)
+        model = _model(config, how, name, folder if tensors is None else tensors)
         if how.tokenizer is not None:
             return model, how.tokenizer
         try:
-            tokenizer = _tokenizer(folder, trust_remote_code=how.trust)
+            return model, _tokenizer(folder, trust_remote_code=how.trust)
         except Exception:  # a model can be probed without: prompts are then given as ids, and `prompts` says so
-            tokenizer = None
-    return model, tokenizer
+            return model, None
+
+
+def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor]) -> Any:
+    """The model of a configuration with the weights of a folder, or with these."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    from .split import disjoint
+    from .structure import keeps_state
+
+    quantized, where = getattr(config, "quantization_config", None), dict(how.split or {})
+    with _refusing(name):
+        if isinstance(quantized, dict) and quantized.get("quant_method") in DEQUANTIZED:
+            quantized["dequantize"] = True
+        if isinstance(where.get("device_map"), Mapping):
+            with torch.device("meta"):
+                structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
+            where["device_map"] = disjoint(where["device_map"], structure)
+        if isinstance(source, Path):
+            kind, where = AutoModelForCausalLM, where | {"trust_remote_code": how.trust}
+        else:
+            kind, where = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], where | {"state_dict": source}
+        loaded: Any = kind.from_pretrained(
+            source if isinstance(source, Path) else None,
+            config=config,
+            dtype=how.torch_dtype,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
+            output_loading_info=True,
+            **where,
+        )
+    model, loading = loaded
+    wrong = sorted([*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])])
+    written = " ".join(config.architectures or ())
+    if wrong == ["lm_head.weight"] and written and not any(kind in written for kind in WITH_HEAD):
+        model.lm_head, wrong = None, []  # a decoder, or a classifier
+    unread = _unread(model, loading["unexpected_keys"])
+    if wrong or unread:
+        extra = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
+        lacks = f"lacks {len(wrong)} of its weights, or has them in another shape ({wrong[0]})" if wrong else ""
+        raise InputError(f"model '{name}' {lacks or extra}; the files do not fit the config")
+    for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
+        if parameter.is_floating_point() and not keeps_state(parameter):
+            parameter.data = parameter.data.to(how.torch_dtype)
+    check_finite(stored(model), name)
+    return model
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Whatever safetensors, json, transformers and the hub raise about a model becomes one line that names it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"model '{name}' cannot be loaded: {error}") from None
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"model '{name}' brings code of its own, which is not run; "
+                "read it, then call probes.load with trust_remote_code=True"
+            ) from None
+        raise InputError(f"model '{name}' cannot be loaded ({reason(error)}); check its files") from None
 
 
 def _check_config(fields: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -159,21 +160,17 @@ def unknown(module: nn.Module) -> str | None:
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
-    """Passes within it are to be differentiated.
+    """Passes within it may be differentiated; at a module that is not known and gives back no derivative, that raises.
 
-    Raises:
-        InputError: a module that is not known gives back no derivative; what flows through the stream beside it would pass
-            for the whole.
+    What flows through the stream beside it would pass for the whole derivative; the error is an `InputError`.
     """
 
-    def check(module: nn.Module, args: Any, output: Any) -> None:
+    def check(module: nn.Module, args: Any, output: Any) -> Tensor | None:
         given = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
         if given and isinstance(output, Tensor) and output.is_floating_point() and not _has_derivative(output, given):
             kind = type(module.weight) if type(module) is nn.Linear else type(module)
-            raise InputError(
-                f"'{kind.__module__}.{kind.__qualname__}' has no derivative, which this measurement takes; measure what "
-                "needs none (sinks, leakage), or give the model unquantized"
-            )
+            return _Refused.apply(output.detach(), given[0], f"{kind.__module__}.{kind.__qualname__}")
+        return None
 
     handles = [module.register_forward_hook(check) for module in model.modules() if unknown(module) is not None]
     try:
@@ -181,6 +178,22 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _Refused(torch.autograd.Function):
+    """A module's output, whose derivative by what the module was given is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, given: Tensor, module: str) -> Tensor:  # type: ignore[override]
+        ctx.module = module
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        raise InputError(
+            f"'{ctx.module}' has no derivative, which this measurement takes; measure what needs none (sinks, leakage), or "
+            "give the model unquantized"
+        )
 
 
 def _has_derivative(output: Tensor, given: list[Tensor]) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from typing import Any
 import torch
 from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook, ModelHook, SequentialHook
-from accelerate.utils.modeling import convert_file_size_to_int
 from torch import Tensor, nn
 
 from ..errors import InputError, reason
@@ -189,14 +187,12 @@ def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str
     """Where a caller wants a model, as transformers takes it, once `disjoint` has seen a map; None for nothing.
 
     Raises:
-        InputError: an unknown policy or device, a size that is none, or options that do not go together.
+        InputError: an unknown policy, no device for a module, or options that do not go together.
     """
-    if device_map is None:
-        for option, value in {"max_memory": max_memory, "offload_folder": offload_folder}.items():
-            if value is not None:
-                raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
-        return None
-    options: dict[str, Any] = {} if offload_folder is None else {"offload_folder": os.fspath(offload_folder)}
+    options = {"max_memory": max_memory, "offload_folder": offload_folder}
+    options = {option: value for option, value in options.items() if value is not None}
+    for option, value in options.items() if device_map is None else ():
+        raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
     if isinstance(device_map, Mapping):
         if max_memory is not None:
             raise InputError(
@@ -205,13 +201,12 @@ def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str
         if not device_map:
             raise InputError("device_map={} names no module; give 'auto', or a device for every module")
         return options | {"device_map": {str(name): _place(name, device) for name, device in device_map.items()}}
-    if device_map not in POLICIES:
+    if device_map is not None and device_map not in POLICIES:
         raise InputError(
             f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
             " (for a single device give device)"
         )
-    sizes = {} if max_memory is None else {"max_memory": _sizes(max_memory)}
-    return options | {"device_map": device_map} | sizes
+    return None if device_map is None else options | {"device_map": device_map}
 
 
 def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
@@ -255,22 +250,6 @@ def _place(name: Any, device: Any) -> str:
         raise InputError(
             f"device_map puts '{name}' on '{device}', which cannot be used ({reason(error)}); give cpu, cuda:0 or disk"
         ) from None
-
-
-def _sizes(max_memory: Any) -> dict[int | str, int]:
-    """Bytes by accelerator's number, "cpu" and "disk"."""
-    count = torch.accelerator.device_count()
-    known, sizes = ("cpu", "disk", *range(count)), {}
-    for device, size in max_memory.items() if isinstance(max_memory, Mapping) and max_memory else [(max_memory, "")]:
-        try:
-            sizes[device] = convert_file_size_to_int(int(size) if str(size).isdecimal() else size)
-        except (ValueError, AttributeError):
-            raise InputError(f"max_memory for '{device}' is '{size}', no size; give bytes, or as in 10GiB") from None
-        if device not in known:
-            raise InputError(
-                f"max_memory names '{device}', which is not there; give cpu, or the number of one of {count} accelerators"
-            )
-    return sizes
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -58,15 +57,15 @@ def checked_names(header: Header, config: Any) -> dict[str, str]:
     return names
 
 
-def read_tensors(header: Header, config: Any, names: Mapping[str, str], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The file's tensors in a dtype by their `checked_names`, as the configuration's model has them.
+def tensors_of(header: Header, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The file's tensors in a dtype, as the configuration's model has them.
 
     Raises:
-        InputError: the file cannot be read any more.
+        InputError: as `checked_names`, or the file cannot be read any more.
     """
     heads = {".attn_q.": config.num_attention_heads, ".attn_k.": getattr(config, "num_key_value_heads", None)}
     tensors = {}
-    for name, own in names.items():
+    for name, own in checked_names(header, config).items():
         tensor = torch.from_numpy(header.read(name))
         if config.model_type == "gpt2" and name.endswith(TRANSPOSED):  # stored [output, input]
             tensor = tensor.T
