@@ -18,7 +18,6 @@ AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference mode": torch.inference_mode,
     "no gradients": torch.no_grad,
     "bfloat16": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
-    "float16": partial(torch.autocast, "cpu", dtype=torch.float16),
 }
 
 
@@ -32,7 +31,6 @@ def measured(model: Any, tokens: torch.Tensor = IDS) -> list[Any]:
     jacobian = partial(probes.jacobian, method="sketch", products=8)
     found = [probes.sinks(model, tokens)["alpha"], probes.trajectory(model, tokens, starts=4)["cosine"]]
     found += [jacobian(model, tokens[:1], engine=engine)["sensitivity"] for engine in ("parts", "autograd")]
-    found.append(jacobian(probes.swapped(model, "zero"), tokens[:1], readout="logits")["sensitivity"])
     found.append(jacobian(probes.load(model).reinitialized(0), tokens[:1])["sensitivity"])
     found.append(probes.inspect(model, tokens[0].tolist(), seeds=1)["ratio"])
     return found

@@ -291,14 +291,13 @@ def test_only_position_0_is_replaced_and_a_token_swapped_for_itself_changes_noth
 def test_the_command_lists_what_is_supported_and_what_is_refused_and_why(monkeypatch, capsys):
     assert call(monkeypatch, "families") == 0
     shown = capsys.readouterr().out
-    for kind, family in ROWS.items():
-        assert re.search(rf"^ {kind} +{re.escape(family.models)} +(yes|no: )", shown, re.MULTILINE), kind
+    assert all(
+        re.search(rf"^ {kind} +{re.escape(row.models)} +(yes|no: )", shown, re.MULTILINE) for kind, row in ROWS.items()
+    )
     for kind, why in REFUSED.items():
         assert re.search(rf"^ {kind} +{re.escape(why)} ", shown, re.MULTILINE), kind
         assert kind in CONFIG_MAPPING
-        assert f"model type '{kind}' is not supported: {why}; " in families.refused(probes.born, {"model_type": kind})
-    assert call(monkeypatch, "families", "phi3", "gemma4_text") == 0
-    assert len(re.findall(r"^ [a-z]", capsys.readouterr().out, re.MULTILINE)) == 4  # two headings, two rows
+    assert "model type 'mamba' is not supported: it has no " in families.refused(probes.born, {"model_type": "mamba"})
 
 
 def test_variants_that_a_family_s_row_does_not_cover_are_refused():

@@ -196,14 +196,3 @@ def test_kernels_on_a_gpu(length, window, dtype, head):
     slack = 2**-6 if half else 8 * head * rounding(given)
     for output in (found.output, attend(there).output):
         same(output, logits.softmax(-1) @ given.value.double(), slack)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_on_a_gpu(kind):
-    given = drawn(100, dtype=torch.float32, **KINDS[kind])
-    names = [name for name in ("query", "key", "value", "slopes", "sink") if getattr(given, name) is not None]
-    there = replace(given, **{name: getattr(given, name).cuda() for name in names})
-    found = attend(there, normalizer=True)
-    same(found.normalizer, sums_of(logits_of(given), given), 8 * rounding(given))
-    same(there.pattern(), weights_of(logits_of(given), given), 8 * rounding(given))

@@ -47,11 +47,6 @@ def test_a_name_and_a_folder_do(tmp_path):
     assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
 
 
-def test_calls_without_a_model():
-    with pytest.raises(TypeError, match=r"missing .* argument: 'model'"):
-        probes.prompts()  # type: ignore[call-arg]
-
-
 def test_weights_are_not_hashed_to_tell_a_view(unchecked):
     """They may change until a result needs their hash; checking a signature would take it, too."""
     model = families.model("llama")

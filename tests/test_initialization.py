@@ -229,24 +229,8 @@ def test_published_rules():
     assert str(rule).startswith("smollm2-135m (published: huggingface/smollm, config_smollm2_135M.yaml")
 
 
-def test_what_rules_are_called():
-    made = FAMILIES["llama"]()
-    named = {
-        "config": "initializer_range 0.5 of the config",
-        "1/24": "uniform 1/24",
-        0.03: "uniform 0.03",
-        odd(): "odd",
-    }
-    assert [str(initialization_of(made, rule)) for rule in named] == list(named.values())
-    told = wide_config("llama", width=64, blocks=1)
-    assert str(initialization_of(told)) == "initializer_range 0.02 of the config, also transformers' default"
-    depth = "initializer_range 0.5 of the config; output and down projections divided by sqrt(2L)"
-    assert str(initialization_of(FAMILIES["gpt2"]())) == depth
-
-
 def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
-    model = families.build(wide_config("llama", width=32, blocks=1))
-    model.save_pretrained(tmp_path)
+    families.build(wide_config("llama", width=32, blocks=1)).save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     del fields["initializer_range"]
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
@@ -254,15 +238,13 @@ def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
     view = probes.load(tmp_path)
     for drawn in (view.reinitialized(0), fresh(tmp_path), fresh(fields), fresh(json.loads(view.identity.config))):
         assert drawn.identity.initialization == said
-    for source in (view, tmp_path, fields, fresh(tmp_path)):
-        assert born(source).initialization == said
-    assert view.identity.initialization is None
+    assert born(view).initialization == said
     # Somebody who sets it has said so.
     stated = json.loads(view.identity.config) | {"initializer_range": 0.1}
     assert stated[ASSUMED]
     assert fresh(stated).identity.initialization == "initializer_range 0.1 of the config"
-    model.config.initializer_range = 0.0  # transformers then draws as if nothing were said
-    assert probes.load(model).reinitialized(0).identity.initialization == said
+    depth = "initializer_range 0.5 of the config; output and down projections divided by sqrt(2L)"
+    assert str(initialization_of(FAMILIES["gpt2"]())) == depth
 
 
 NO_RULE = "is no rule; give config, a deviation as 0.02 or 1/24, or a published rule (" + ", ".join(PUBLISHED)
@@ -272,8 +254,8 @@ NO_DEVIATION = "from 1e-06 to 10, as 0.02 or 1/24"
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        *((rule, NO_RULE) for rule in ("smollm2", "SmolLM2-135M", "", "0.02x", "1/2/3", "1/", "1/0", True)),
-        *((rule, NO_DEVIATION) for rule in ("0", "-1/24", "nan", "inf", "1e-12", "1e3", 0.0, -1)),
+        *((rule, NO_RULE) for rule in ("smollm2", "1/2/3", "1/0", True)),
+        *((rule, NO_DEVIATION) for rule in ("-1/24", "nan", "1e-12", "1e3", 0.0)),
     ],
 )
 def test_unusable_rules_are_refused(rule, says, unchecked):
@@ -290,8 +272,7 @@ def test_unusable_rules_are_refused(rule, says, unchecked):
 # ----------------------------------------------------------------------------------------------------------------- sources
 
 
-def test_every_source_says_the_same(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # bundled names work from anywhere
+def test_every_source_says_the_same(tmp_path):
     config = FAMILIES["gpt2"]()
     model, folder = families.build(config), tmp_path / "small"
     model.save_pretrained(folder)  # notes dtype and class in the configuration
@@ -299,13 +280,9 @@ def test_every_source_says_the_same(monkeypatch, tmp_path):
     for source in (before, folder, str(folder / "config.json"), fresh(config), probes.load(model, "transformer_lens")):
         same(born(source), born(config))
     assert config.to_dict() == before
-    for name in probes.bundled():
-        assert born(name).spec == probes.load(name, device="cpu").spec
-        same(born(CHECKPOINTS / name), born(name))
+    same(born(CHECKPOINTS / "tiny-llama"), born("tiny-llama"))
     assert (fresh("tiny-llama").identity.name, fresh(config).identity.name) == ("tiny-llama", "in-memory gpt2")
     assert fresh("tiny-llama", 3).identity.weights == probes.load("tiny-llama").reinitialized(3).identity.weights
-    (folder / "config.json").write_text(json.dumps(before | {"their_own_note": 1}), encoding="utf-8")
-    assert born(folder).spec.blocks == BLOCKS  # fields that a file has from elsewhere do no harm
 
 
 def refused(source: Any) -> str:
@@ -313,23 +290,16 @@ def refused(source: Any) -> str:
 
 
 def test_spoilt_files_and_what_is_no_configuration_are_refused(tmp_path):
-    for source in (tmp_path, tmp_path / "config.json", str(tmp_path / "none"), "", "tiny-lama", "owner/name"):
-        message = refused(source)
-        assert f"config '{source}' cannot be read (" in message
-        assert "tiny-llama" in message
+    assert f"config '{tmp_path}' cannot be read (" in refused(tmp_path)
     for text, says in (
         (b"{", "cannot be read (JSONDecodeError)"),
-        (b"\xff\xfe\x00", "cannot be read (UnicodeDecodeError)"),
         (b"[1, 2]", "cannot read a list as a config"),
-        (b"{}", "names no model_type"),
         (b'{"model_type": 3}', "names no model_type"),
         (b'{"model_type": "no-such-type"}', "model type 'no-such-type' is not supported; supported families: llama, m"),
     ):
         (tmp_path / "config.json").write_bytes(text)
-        for source in (tmp_path, tmp_path / "config.json"):
-            assert says in refused(source)
-    for thing in (3, None, [1, 2], torch.nn.Linear(2, 2)):
-        assert f"cannot read a {type(thing).__name__} as a config" in refused(thing)
+        assert says in refused(tmp_path)
+    assert "cannot read a int as a config" in refused(3)
     assert "model type 'bloom' is not supported" in refused(BloomConfig(n_layer=1))
 
 
@@ -337,9 +307,7 @@ def test_spoilt_files_and_what_is_no_configuration_are_refused(tmp_path):
     ("config", "says"),
     [
         ({"model_type": "gpt2", "n_embd": 256, "n_layer": 2}, "no model can be made of this gpt2 config (`embed_dim`"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "the llama config is refused by transformers"),
         ({"model_type": "gpt2", "n_layers": 4}, "a gpt2 config has no field 'n_layers'; check its spelling"),
-        ({"model_type": "llama", "n_layer": 4}, "a llama config has no field 'n_layer'"),
         ({"model_type": "gpt2", "n_layer": 0}, "num_hidden_layers=0; give at least 1"),
         ({"model_type": "llama", "num_key_value_heads": 3}, "32 query heads cannot share 3 key heads evenly"),
         ({"model_type": "gpt2", "initializer_range": -0.02}, "initializer_range=-0.02; give a positive number"),

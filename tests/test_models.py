@@ -14,9 +14,6 @@ import torch
 from families import BLOCKS, FAMILIES, VOCABULARY, attention
 from measured import BACKENDS
 from torch import Tensor
-from transformers import (
-    BloomConfig,
-)
 
 import probes
 from probes.errors import InputError
@@ -75,13 +72,6 @@ def test_the_weights_hash_says_which_matrix_stands_where(name):
         assert weights_hash(seen.stored()) != before
         a.data, b.data = b.data, a.data
     assert weights_hash(seen.stored()) == before
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_unsupported_families_are_refused(backend):
-    bloom = families.build(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2))
-    says = "'bloom' is not supported; supported families: llama, mistral"
-    assert says in families.refused(probes.load, bloom, backend)
 
 
 # ------------------------------------------------------------------------------------------------------- edits

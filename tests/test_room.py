@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import probes
 from probes.models.fused import query_blocks
-from probes.run.memory import Retry, in_parts, out_of_memory, share_of, shares
+from probes.run.memory import Retry, in_parts, share_of, shares
 from probes.theory.kernel import second_moment
 
 LENGTH = 96
@@ -109,14 +109,6 @@ def test_other_errors_pass_and_what_an_attempt_had_made_is_gone_before_the_next(
         Retry("a prompt of 8 positions of 'tiny'")(fail)
     assert len(calls) == 1
     assert Retry("a prompt of 8 positions of 'tiny'")(work)
-
-
-def test_which_errors_say_that_memory_ran_out():
-    cpu = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: tried"
-    for error in (MemoryError(), RuntimeError(cpu), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")):
-        assert out_of_memory(error)
-    for error in (RuntimeError("shapes do not match"), KeyboardInterrupt()):
-        assert not out_of_memory(error)
 
 
 def test_shares_are_everything_once():

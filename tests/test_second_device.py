@@ -6,7 +6,6 @@ wide weights. Split models are in `test_split`, too.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -18,7 +17,7 @@ import pytest
 import torch
 import xarray as xr
 from families import DIFFERENT
-from made_toys import BANDS, LAGS, MATCHED, TOKENS, architecture, moved
+from made_toys import BANDS, LAGS, TOKENS, architecture, moved
 from measured import BACKENDS, EVERY
 from sim import HERE, ONE, OTHER, Simulated
 from toy_runs import MIXED, SMALL, copying
@@ -32,7 +31,6 @@ from probes.run.memory import available
 from probes.run.spool import GPU_SHARE, HELD, Spool
 from probes.theory.kernel import second_moment
 from toy import narrow
-from toy.match import match
 from toy.train import train
 from toy.view import Toy
 
@@ -81,31 +79,16 @@ def test_a_simulated_device_is_one():
             lambda: torch.ones(3)[torch.zeros(1, dtype=torch.long, device=ONE)],
             lambda: ones.numpy(),
             lambda: torch.rand(3, generator=torch.Generator(), device=ONE),
-            lambda: torch.rand(3, generator=torch.Generator(ONE)),
         ):
             with pytest.raises(RuntimeError, match=r"lie on|generator of|numpy"):
                 wrong()
-        ones[torch.tensor([0])] = torch.tensor(2.0)  # scalars and indices may come from the CPU
-        assert (ones * torch.tensor(2.0)).tolist() == [4, 2, 2]
-        assert (ones.to(OTHER) + torch.ones(3, device=OTHER)).device == OTHER
-        for made in (torch.zeros_like(ones), ones.new_ones(2), torch.tensor([1.0], device=ONE), copy.deepcopy(ones)):
-            assert made.device == ONE
         leaf = torch.ones(3, device=OTHER, requires_grad=True)
         (leaf.to(ONE) * ones).sum().backward()
         assert leaf.grad.device == OTHER
-        assert leaf.grad.cpu().tolist() == [2, 1, 1]
         square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-        for function in (torch.linalg.eigh, torch.linalg.svd, torch.linalg.qr):  # signs are the device's own
-            pairs = [
-                (here, there.cpu()) for here, there in zip(function(square), function(square.to(ONE)), strict=True)
-            ]
-            assert all(torch.equal(here.abs(), there.abs()) for here, there in pairs)
-            assert not all(torch.equal(*pair) for pair in pairs)
-        tied = families.model("gpt2").to(ONE)
-        assert tied.lm_head.weight is tied.transformer.wte.weight
-    assert isinstance(torch.Generator(), torch.Generator)
-    with pytest.raises(RuntimeError):
-        torch.zeros(3, device=ONE)
+        here, there = torch.linalg.eigh(square)[1], torch.linalg.eigh(square.to(ONE))[1].cpu()
+        assert torch.equal(here.abs(), there.abs())
+        assert not torch.equal(here, there)  # signs are the device's own
 
 
 # --------------------------------------------------------------------------------------------------------- every probe
@@ -193,13 +176,6 @@ def test_every_family_in_both_backends(name, backend, float64):
         near(one, other)
 
 
-def test_prompts_do_not_depend_on_the_device():
-    with Simulated():
-        there = probes.prompts(probes.load(model(), tokenizer=tokenizer(), device=str(ONE)), n=2, length=32)
-    assert there.device == HERE
-    assert torch.equal(there, probes.prompts(probes.load(model(), tokenizer=tokenizer()), n=2, length=32))
-
-
 # --------------------------------------------------------------------------------------------------------------- memory
 
 
@@ -279,21 +255,3 @@ def test_probes_of_toys(look):
         found = measured(ONE)
     for one, other in zip(found, expected, strict=True):
         near(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("float64", [True, False])
-def test_match(float64, tmp_path, monkeypatch):
-    monkeypatch.setattr("toy.match.TOY_PROMPTS", 4)
-    families.checkpoints(tmp_path, ape=("llama", "prepended"))
-    settings = replace(MATCHED, steps=2, in_context_steps=2, targets=1, ablations=False, seeds=1, fresh_seeds=1)
-
-    def measured(device: str) -> xr.Dataset:
-        model = probes.load(str(tmp_path / "ape"), device=device)
-        read = probes.prompts(model, n=4, length=LENGTH, text=str(tmp_path / "text.txt"))
-        return match(model, read, settings=settings, seeds=1, bootstrap=5)
-
-    expected = measured("cpu")
-    with Simulated(float64=float64):
-        found = measured(str(ONE))
-    near(found, expected)

@@ -18,7 +18,7 @@ import families
 import pytest
 import torch
 import xarray as xr
-from families import BLOCKS, DIFFERENT, FAMILIES, VOCABULARY
+from families import DIFFERENT, FAMILIES, VOCABULARY
 from fingerprint import difference, fingerprint
 from sim import ONE, OTHER, Simulated
 from torch import Tensor, nn
@@ -187,19 +187,14 @@ def test_policies_and_dtypes(tmp_path):
     ("options", "message"),
     [
         ({"device_map": "everywhere"}, "device_map 'everywhere' does not exist"),
-        ({"device_map": "cpu"}, "for a single device give device"),
         ({"device_map": {}}, "names no module"),
         ({"device_map": {"": "cpu", "model.layers.6": "disk"}}, "'model.layers.6', no module of this model"),
         ({"device_map": {"model": "cpu"}}, "gives no device for 'lm_head'"),
-        ({"device_map": {"model.layers.0": "disk"}}, "gives no device for 'model.embed_tokens'"),
         ({"device_map": {"": "cpu", "lm_head": "tpu:0"}}, "puts 'lm_head' on 'tpu:0'"),
-        ({"device_map": {"": "meta"}}, "puts '' on 'meta'"),
-        ({"device_map": {"": None}}, "puts '' on 'None'"),
         ({"device_map": {"": "cpu"}, "max_memory": {"cpu": 10}}, "changes nothing where device_map names"),
         ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "'tiny-llama' cannot be loaded .*`size`"),
-        ({"max_memory": {"cpu": 10}}, "goes with a device_map"),
         ({"offload_folder": "off"}, "goes with a device_map"),
-        ({"device_map": "auto", "device": "cpu"}, "both say|say where the model goes"),
+        ({"device_map": "auto", "device": "cpu"}, "say where the model goes"),
         ({"device_map": "auto", "backend": "transformer_lens"}, "goes with backend transformers"),
     ],
 )
@@ -268,14 +263,6 @@ def test_model_stays_as_it_was_and_its_copy_runs_on_its_own_modules(how, tmp_pat
             assert vars(module)["_old_forward"].__self__ is module
     assert own.isdisjoint(theirs)
     assert not {"to", "cuda"} & set(vars(copied))  # accelerate's were bound to the caller's model
-
-
-def test_changed_forward_of_a_split_block_is_not_taken_apart(tmp_path):
-    model: Any = on_disk("llama", tmp_path)
-    forward = model.model.layers[1].mlp.forward
-    model.model.layers[1].mlp.forward = lambda x: 2 * forward(x)
-    view = probes.load(model)
-    assert [view.parts(layer) is None for layer in range(BLOCKS)] == [False, True, False]
 
 
 def test_lost_offload_folder_is_named(tmp_path):

@@ -54,30 +54,20 @@ def _swapped(inner: Run, replacement: Any) -> Run:
 ANYWHERE: dict[str, Run] = {
     "jacobian, exact": _jacobian(),
     "jacobian, autograd": _jacobian(engine="autograd", method="sketch", products=8),
-    "jacobian, scalar": _jacobian(method="scalar", readout="logits"),
-    "jacobian, every block": _jacobian(from_layer="all", readout="normed", method="sketch", products=8),
-    "jacobian, all pathways": _jacobian(pathway="all", method="sketch", products=8),
-    "jacobian, value path": _jacobian(pathway="value", engine="autograd", query=5),
+    "jacobian, all pathways": _jacobian(pathway="all", method="sketch", products=8, readout="normed"),
     "sinks": _sinks(reacts="mean", pictures=2),
     "trajectory": _trajectory(),
     "leakage": _leakage(bands=BANDS),
     "bos swap": _of(probes.bos_swap, bands=BANDS, lags=(1, 2), bootstrap=4, profile_prompts=1, products=8),
-    "inspect": _inspect(baseline="none"),
-    "inspect, against birth": _inspect(baseline="init", of=7),
-    "swapped, jacobian": _swapped(_jacobian(method="sketch", products=8), "zero"),
+    "inspect": _inspect(baseline="init", of=7),
     "swapped, sinks": _swapped(_sinks(), 17),
 }
 TAKEN_APART: dict[str, Run] = {  # blocks of transformers without hooks of the caller's: those might change what they do
     "jacobian, parts": _jacobian(engine="parts", method="sketch", products=8),
-    "second moment, uniform": _moments(),
-    "second moment, measured": _moments(attention="measured", score_path=True, from_layer="all"),
+    "second moment": _moments(attention="measured", score_path=True, from_layer="all"),
     "swapped, second moment": _swapped(_moments(attention="measured"), "mean"),
     "inspect, against the kernel": _inspect(baseline="kernel"),
 }
-CASES = [
-    *((kind, name) for kind in ("transformers", "bridge") for name in ANYWHERE),
-    *(("plain", name) for name in TAKEN_APART),
-]
 
 
 # Signatures are not checked here: beartype draws from Python's random numbers, whose state is part of the fingerprint.
@@ -125,28 +115,13 @@ def tokens() -> torch.Tensor:
 
 
 class Stop:
-    """Hears of progress, and raises at one of the calls."""
+    """Hears of progress."""
 
-    def __init__(self, error: BaseException | None = None, at: int = -1) -> None:
-        self.calls, self.error, self.at = 0, error, at
+    def __init__(self) -> None:
+        self.calls = 0
 
     def __call__(self, done: Any, total: Any) -> None:
         self.calls += 1
-        if self.calls == self.at and self.error is not None:
-            raise self.error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_nothing_is_left_changed_whatever_the_way_out(models, tokens, kind, name):
-    model, view = models[kind]
-    run = (ANYWHERE | TAKEN_APART)[name]
-    before, heard = fingerprint(model), Stop()
-    run(view, tokens, heard)
-    for error in (KeyboardInterrupt(), ArithmeticError()):
-        with pytest.raises(type(error)):
-            run(view, tokens, Stop(error, (heard.calls + 1) // 2))
-        assert difference(before, fingerprint(model)) == []
 
 
 @pytest.mark.parametrize("kind", ["transformers", "bridge", "plain"])
@@ -171,7 +146,7 @@ def test_nothing_is_left_changed_by_an_interruption_within_a_block(tokens, kind)
 
     model, view = _given(kind, within=fail)
     before = fingerprint(model)
-    for name in ("jacobian, exact", "sinks", "trajectory", "leakage", "bos swap", "inspect", "swapped, sinks"):
+    for name in ("jacobian, exact", "sinks", "bos swap", "inspect", "swapped, sinks"):
         armed.append(KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             ANYWHERE[name](view, tokens, Stop())
