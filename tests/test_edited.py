@@ -209,7 +209,7 @@ def test_derivatives_pass_through_a_change(change):
     close(probes.jacobian(model, TOKENS[:1], method="exact").sensitivity[0], expected, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 @pytest.mark.parametrize("change", [*CHANGES, "embedding"])
 def test_what_follows_a_context_is_changed_as_in_a_plain_pass(name, change):
     model = swapped(doubled(name), "zero") if change == "embedding" else CHANGES[change](doubled(name))
@@ -218,11 +218,7 @@ def test_what_follows_a_context_is_changed_as_in_a_plain_pass(name, change):
     n = TOKENS.shape[1] - 7
     found = ahead(TOKENS[:1, 7:], torch.arange(n)[None], torch.ones(n, n, dtype=torch.bool).tril()[None])
     close(found.detach(), run(model, TOKENS[:1])[:, 7:], 1e-6, 1e-9)
-
-
-def test_a_bridge_continues_no_context():
-    for change in ("zero", "without 0"):
-        assert not continues(CHANGES[change](doubled("llama", "transformer_lens")))
+    assert not continues(CHANGES["zero"](doubled("llama", "transformer_lens")))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -294,16 +290,11 @@ def test_what_cannot_be_changed_is_refused():
         (lambda: ablate(model, [(BLOCKS, 0)]), (f"head {BLOCKS}.0 ", f"blocks 0 to {BLOCKS - 1}")),
         (lambda: ablate(model, []), ("heads name none", "18.8")),
         (lambda: ablate(model, [(0, 1), (0, 1)]), ("head 0.1 is named twice",)),
-        (lambda: ablate(model, [(0, 1)], "half"), ("how 'half'", "zero, mean")),
-        (lambda: ablate(model, [(0, 1)], "mean"), ("reference",)),
         (lambda: swap(model, "mean", layer=1), ("reference",)),
         (lambda: swap(model, "zero", layer=BLOCKS), (f"layer={BLOCKS} ", f"0 to {BLOCKS - 1}")),
-        (lambda: swap(model, "zero", part="query"), ("part 'query'", "keys")),
         (lambda: swap(model, "zero", dose=1.5), ("dose=1.5 ", "0 to 1")),
         (lambda: swap(model, "drawn", layer=1), ("'drawn'", "id")),
-        (lambda: weigh(model, "softer"), ("how 'softer'", "without 0")),
         (lambda: weigh(model, "without 0", layer=-1), ("layer=-1 ",)),
-        (lambda: weigh(model, "equal log Z"), ("reference",)),
         (lambda: parse_heads("18-8"), ("heads '18-8'", "18.8,26.2")),
     ):
         with refused(*words):
@@ -325,18 +316,7 @@ def test_interventions_by_name():
         assert intervention(str(made)) == made
         assert intervention(made.label) == made
     assert [intervention(name).label for name in ("mean", "17", "17*0.5")] == ["mean", 17, "17*0.5"]
-    for name in (
-        "",
-        "means",
-        "mean@",
-        "mean@x",
-        "mean@1@2",
-        "zero:keys@1",
-        "mean:half",
-        "mean*a",
-        "without-0:keys",
-        "equal-log-z*0.5",
-    ):
+    for name in ("", "means", "mean@x", "zero:keys@1", "mean:half", "mean*a", "without-0:keys"):
         with refused(re.escape(f"'{name}'")):
             intervention(name)
 

@@ -155,17 +155,6 @@ class Around(nn.Module):
         return x
 
 
-def put_around(module: Any) -> None:
-    """A forward pass around the module's own, which its closure holds."""
-    own = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        output = own(*args, **kwargs)
-        return (output[0] / 2, *output[1:]) if isinstance(output, tuple) else output / 2
-
-    module.forward = forward
-
-
 def replaced(place: str) -> Callable[[Any], None]:
     def act(model: Any) -> None:
         block = blocks(model)[1]
@@ -182,8 +171,6 @@ AROUND: dict[str, Callable[[Any], None]] = {
     "block": replaced("block"),
     "attention": replaced("self_attn"),
     "projection": replaced("o_proj"),
-    "forward of a block": lambda model: put_around(blocks(model)[1]),
-    "forward of attention": lambda model: put_around(blocks(model)[1].self_attn),
     "one feed-forward in two blocks": lambda model: setattr(blocks(model)[1], "mlp", blocks(model)[0].mlp),
     "Sequential": lambda model: setattr(model.model, "layers", nn.Sequential(*blocks(model))),
 }

@@ -48,7 +48,6 @@ def shadow(model: Any) -> Any:
     split.unbind(copied)
     _uncompile(copied)
     for module in copied.modules():
-        _unpack(module)
         if "forward" in vars(module) and not split.hooks(module) and replaced_forward(module) is None:
             del module.forward  # compiled, and bound to the caller's module
     return copied
@@ -122,21 +121,6 @@ def _uncompile(copied: nn.Module) -> None:
             inner: Any = child._orig_mod if "_orig_mod" in child._modules else child
             copied._modules[name] = inner
             _uncompile(inner)
-
-
-def _unpack(module: Any) -> None:
-    """A 4-bit layer of bitsandbytes in a structural copy comes to compute as it does on any device.
-
-    Its packed form for some CPUs, made in the first pass, rounds to bfloat16 and has no derivative.
-    """
-    if not getattr(module, "support_avx512bf16_for_cpu", False):
-        return
-    module.support_avx512bf16_for_cpu = False
-    state = module.weight.quant_state
-    if getattr(state, "packing_format_for_cpu", False):
-        state.original_nested = False  # scales stay as they are instead of being rounded again
-        module._save_to_state_dict({}, "", keep_vars=True)  # the package's way back, but for the order of its scales
-        module.weight.quant_state.absmax = module.weight.quant_state.absmax.T.reshape(-1).float()
 
 
 # ------------------------------------------------------------------------------------------------- modules not known

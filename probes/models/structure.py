@@ -3,7 +3,7 @@
 A copy costs no memory and isolates what a view changes. Only what a forward pass is made of is copied: modules, the
 containers on them, bound methods of modules, the configuration, and the objects by which accelerate, and packages with
 modules of their own (TransformerLens, bitsandbytes, PEFT), run modules. Whatever else a caller keeps on a module (a lock, an
-open file, a recorder) is the very same object.
+open file, a recorder) is the very same object, and so is what a function that stands in the place of a forward pass calls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from types import CellType, FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -103,24 +103,6 @@ class _Copy:
             return made
         return x
 
-    def _function(self, x: FunctionType) -> FunctionType:
-        """A forward pass that a caller put around a module's own: it calls the copy's modules. Other cells are shared."""
-        cells = []
-        for cell in x.__closure__ or ():
-            try:
-                held = cell.cell_contents
-            except ValueError:  # not bound yet
-                held = None
-            runs = isinstance(held, (nn.Module, MethodType, FunctionType, functools.partial)) and held is not x
-            made = self._function(held) if isinstance(held, FunctionType) else self.of(held) if runs else held
-            cells.append(CellType(made) if runs and made != held else cell)
-        if all(a is b for a, b in zip(cells, x.__closure__ or (), strict=True)):
-            return x
-        made = FunctionType(x.__code__, x.__globals__, x.__name__, x.__defaults__, tuple(cells))
-        made.__kwdefaults__, made.__qualname__, made.__module__ = x.__kwdefaults__, x.__qualname__, x.__module__
-        vars(made).update(vars(x))
-        return self._keep(x, made)
-
     def _keep(self, x: Any, made: Any) -> Any:
         self._made[id(x)] = x, made
         return made
@@ -148,12 +130,9 @@ class _Copy:
         vars(made).update({key: self.of(y) for key, y in fields.items()})
         return made
 
-    def _module(self, module: nn.Module) -> nn.Module:
+    def _module(self, module: nn.Module) -> Any:
         for buffer in vars(module)["_buffers"].values():
             if buffer is not None and not buffer.is_meta and id(buffer) not in self._made:
                 self._stored(buffer)
         # What `module.compile()` keeps is bound to the original, and not in a module's state either.
-        made = self._filled(module, {key: x for key, x in vars(module).items() if key != "_compiled_call_impl"})
-        if isinstance(forward := vars(made).get("forward"), FunctionType):
-            vars(made)["forward"] = self._function(forward)
-        return made
+        return self._filled(module, {key: x for key, x in vars(module).items() if key != "_compiled_call_impl"})
