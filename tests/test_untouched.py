@@ -59,7 +59,7 @@ ANYWHERE: dict[str, Run] = {
     "trajectory": _trajectory(),
     "leakage": _leakage(bands=BANDS),
     "bos swap": _of(probes.bos_swap, bands=BANDS, lags=(1, 2), bootstrap=4, profile_prompts=1, products=8),
-    "inspect": _inspect(baseline="init", of=7),
+    "inspect": _inspect(baseline="none"),
     "swapped, sinks": _swapped(_sinks(), 17),
 }
 TAKEN_APART: dict[str, Run] = {  # blocks of transformers without hooks of the caller's: those might change what they do
