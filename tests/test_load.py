@@ -15,7 +15,7 @@ import torch
 from measured import BACKENDS
 from safetensors.torch import load_file, save_file
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import AutoTokenizer, BloomConfig, LlamaForSequenceClassification
+from transformers import AutoTokenizer, BloomConfig
 
 import probes
 from probes.models.huggingface import HuggingFaceView
@@ -228,20 +228,6 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\ns
 def test_pointers_of_git_lfs_are_refused_by_name(copied, name):
     (copied / name).write_text(POINTER, encoding="utf-8")
     assert f"{name} is a pointer of git-lfs" in refused(copied / name if name.endswith("gguf") else copied)
-
-
-def test_folders_of_models_without_a_head_are_measured_as_far_as_that_goes(kept, tmp_path):
-    whole: Any = families.model("llama")
-    whole.model.save_pretrained(tmp_path / "decoder")
-    classifier = LlamaForSequenceClassification(families.small("llama"))
-    classifier.model.load_state_dict(whole.model.state_dict())
-    classifier.save_pretrained(tmp_path / "classifier")
-    expected = probes.jacobian(probes.load(kept), IDS[:1])["sensitivity"]
-    for name in ("decoder", "classifier"):
-        assert probes.jacobian(str(tmp_path / name), IDS[:1])["sensitivity"].equals(expected)
-        assert "has no output head" in families.refused(
-            probes.jacobian, str(tmp_path / name), IDS[:1], readout="logits"
-        )
 
 
 def test_weights_that_nothing_reads_are_refused(tmp_path, copied):

@@ -201,7 +201,7 @@ def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Tens
     For "held log Z", the slope of log Z_i by log(1 + i), and the mean of log(1 + i).
     """
     sums: dict[int, list[Tensor]] = {}
-    x = logarithm(torch.arange(1, reference.shape[1], dtype=torch.float64))
+    x = torch.arange(1, reference.shape[1], dtype=torch.float64).log1p()  # log Z_i grows with the number of keys, 1 + i
 
     def watch(layer: int, attention: Attention) -> None:
         found = []
@@ -224,11 +224,6 @@ def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Tens
     return {layer: (mean, x.mean()) if how == "held log Z" else (mean,) for layer, mean in means.items()}
 
 
-def logarithm(position: Tensor) -> Tensor:
-    """log(1 + i), by which log Z_i grows with the number of keys where logits do not depend on position."""
-    return torch.log1p(position)
-
-
 def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     # A query that sees key 0 alone keeps it: that is query 0.
     logits = logits.masked_fill(_of_0(queries, keys), float("-inf"))
@@ -246,7 +241,7 @@ def _constant_sink(
 def _held(
     slope: Tensor, middle: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
-    trend = slope.to(log_z) * (logarithm(queries.to(log_z)) - float(middle))
+    trend = slope.to(log_z) * (queries.to(log_z).log1p() - float(middle))
     return logits, torch.where(_behind_0(queries, log_z), log_z - trend, log_z)
 
 

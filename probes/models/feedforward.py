@@ -18,7 +18,6 @@ what they send through the same expert:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -30,26 +29,7 @@ from .pointwise import value_and_slope
 from .view import Linear, Parts, Routing
 
 
-@runtime_checkable
-class FeedForward(Protocol):
-    """At one recorded stream."""
-
-    output: Float[Tensor, "batch position d"]
-
-    def pullback(self, cotangent: Tensor, rows: slice) -> Tensor:
-        """From cotangents [K, B, rows, d] of the output to those of the norm's unit; what is given may be overwritten."""
-        ...
-
-    def pushed(self, tangent: Tensor, rows: slice) -> Tensor:
-        """From tangents [K, B, rows, d] of the norm's unit to those of the output."""
-        ...
-
-    def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "position position"]:
-        """E tr(F_i F_k^T) over random weights, of the first prompt; `scale` [d] multiplies the output."""
-        ...
-
-
-def feed_forward(parts: Parts, normed: Float[Tensor, "batch position d"], first: Tensor | None) -> FeedForward:
+def feed_forward(parts: Parts, normed: Float[Tensor, "batch position d"], first: Tensor | None) -> Dense | Routed:
     """What a block has; `first` are its first matrices, stacked, the norm's weight folded in."""
     if parts.routing is not None:
         return Routed(parts, parts.routing, normed)
@@ -96,6 +76,7 @@ class Dense:
         self.output = affine(parts.down, hidden)
 
     def pullback(self, cotangent: Tensor, rows: slice) -> Tensor:
+        """From cotangents [K, B, rows, d] of the output to those of the norm's unit; what is given may be overwritten."""
         d_hidden = cotangent @ self.down
         *gate, up = self.first.split(d_hidden.shape[-1])
         # One product after the other: both cotangents side by side would be written and read once more.
@@ -103,6 +84,7 @@ class Dense:
         return (d_hidden.mul_(self.slopes[-1][:, rows]) @ up).add_(d_normed)
 
     def pushed(self, tangent: Tensor, rows: slice) -> Tensor:
+        """From tangents [K, B, rows, d] of the norm's unit to those of the output."""
         d_up = tangent @ self.first.T
         width = d_up.shape[-1] // len(self.slopes)
         d_hidden = d_up[..., :width].mul_(self.slopes[0][:, rows])
@@ -110,7 +92,8 @@ class Dense:
             d_hidden.addcmul_(d_up[..., width:], self.slopes[1][:, rows])
         return d_hidden @ self.down.T
 
-    def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "position position"]:
+        """E tr(F_i F_k^T) over random weights, of the first prompt; `scale` [d] multiplies the output."""
         down = self.down if scale is None else self.down * scale[:, None]
         strengths = _squares(self.first, 1, dtype).view(len(self.slopes), -1) * _squares(down, 0, dtype)
         return _spread(tuple(slope[0].to(dtype) for slope in self.slopes), strengths)
