@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .data.prompts import prompts as prompts
     from .errors import InputError as InputError
     from .figures import bos_figure as bos_figure
-    from .figures import leakage_figure as leakage_figure
     from .measure import chart as chart
     from .measures.agreement import agreement as agreement
     from .measures.agreement import portrait as portrait
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure leakage_figure",
+    "figures": "bos_figure",
     "measure": "chart",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",

@@ -134,7 +134,8 @@ def measure_of(ds: xr.Dataset) -> Measure | None:
     """The measure that made a result; None where it is none of them."""
     from .results.dataset import options_of
 
-    name = str(ds.attrs.get("measure", options_of(ds).get("measurement", ""))).replace("_", "-")
+    command = str(ds.attrs.get("command", "")).split()[1:2]  # of results that name nothing else
+    name = str(ds.attrs.get("measure", options_of(ds).get("measurement", "".join(command)))).replace("_", "-")
     return measure(name) if name in questions() else None
 
 

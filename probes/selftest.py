@@ -37,7 +37,6 @@ from .errors import reason
 from .measure import measure, questions
 from .measures.bos_swap import bos_swap
 from .measures.inspect import inspect
-from .measures.leakage import leakage
 from .models.load import load
 from .models.view import View
 from .results.dataset import made_with
@@ -55,7 +54,6 @@ BINNED = {"median_magnitude": 4e-3, "top_ratio": 4e-3}  # two bins, each up to 0
 TEXT = "def area(width, height):\n    return width * height\n"
 SWAP: dict[str, Any] = {"profile_prompts": 1, "products": 32, "recall": 2, "bootstrap": 50}
 TRIALS: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
-    "leakage": partial(leakage, bootstrap=50),
     "bos-swap, mean@1:keys": partial(bos_swap, replacement="mean@1:keys", **SWAP),
     "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, bootstrap=50),
     "inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32),

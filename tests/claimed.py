@@ -13,7 +13,7 @@ import xarray as xr
 from probes.claims.claim import Claim
 from probes.claims.ruscio import HUB, NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
-from probes.measures.leakage import CELLS, PARTS, SOURCES
+from probes.measures.leakage.compute import CELLS, PARTS, SOURCES
 from probes.measures.sinks import RULES
 from probes.results.folder import Collected
 from probes.results.theory_map import CURVES

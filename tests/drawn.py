@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from probes.figures import bos_figure, leakage_figure
+from probes.figures import bos_figure
 from probes.measures.leakage import PARTS, SOURCES
 from probes.results.dataset import dataset
 
@@ -41,28 +41,14 @@ def with_intervals(variables: dict[str, tuple[Any, np.ndarray]], width: float) -
     return {f"{name}{end}": (dims, x + by) for name, (dims, x) in variables.items() for end, by in ends.items()}
 
 
-def leakage_result(*, layers: int = LAYERS) -> xr.Dataset:
-    random, bands = np.random.default_rng(2), 2
-    parts = random.normal(0, 0.1, (5, layers, bands))
-    parts[0] = parts[1:].sum(0)
-    share = np.array([[0.25, np.nan], [0.75, np.nan], [0, np.nan]])
-    stream = random.normal(0, 0.1, (layers, bands))
-    stream[0] = 0  # block 0 passes the null check
-    variables = with_intervals(
-        {
-            "log_form_by_block": (("part", "layer", "band"), parts),
-            "log_stream_by_block": (("layer", "band"), stream),
-            "weight_source_by_block": (("source", "layer", "band"), random.normal(0, 1e-3, (3, layers, bands))),
-            "log_share_of_model": (("source", "band"), share),
-            "log_form_of_model": (("part", "band"), np.array([[0.3, 0.3], *[[0.0, 0.0]] * 4])),
-            "weight_form_of_model": (("cell", "band"), np.array([[0.2, 0.2], *[[0.0, 0.0]] * 3])),
-            "weight_share_of_model": (("source", "band"), np.where(share == 0.25, -7.0, share)),
-        },
-        0.02,
-    )
-    variables["log_noise_by_block"] = (("layer", "band"), random.uniform(0.01, 0.02, (layers, bands)))
-    coords = {"cell": ["both", "mask", "residual", "neither"], "part": list(PARTS), "source": list(SOURCES), **BANDS}
-    return made(variables, coords | {"layer": range(layers)})
+def leakage_result() -> xr.Dataset:
+    sources = np.array([[0.1, 0.0], [0.2, 0.0], [0.0, 0.0]])
+    parts = np.array([[0.3, 0.3], *[[0.0, 0.0]] * 4])
+    variables = {
+        "steady_source_of_model": (("source", "band"), sources),
+        "log_form_of_model": (("part", "band"), parts),
+    }
+    return made(with_intervals(variables, 0.02), {"part": list(PARTS), "source": list(SOURCES), **BANDS})
 
 
 def bos_result(replacement: str | int = "mean", *, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
@@ -92,7 +78,6 @@ def several(*replacements: str | int, **sizes: int) -> xr.Dataset:
 
 
 DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
-    (leakage_figure, leakage_result, "leakage"),
     (bos_figure, bos_result, "bos-swap"),
 ]
 

@@ -22,7 +22,6 @@ from probes.studies.survey import survey
 from probes.theory.kernel import second_moment
 
 SURVEYS: dict[str, dict[str, Any]] = {
-    "leakage": {"prompts": 5, "length": 32, "options": {"bootstrap": 9}},
     "bos-swap": {
         "prompts": 4,
         "length": 32,
@@ -32,6 +31,7 @@ SURVEYS: dict[str, dict[str, Any]] = {
 # By folder: the measure, prompts and their length, options.
 RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "trajectory": ("trajectory", 5, 32, {"starts": 4}),
+    "leakage": ("leakage", 5, 32, {"bootstrap": 9}),
     "sinks": ("sinks", 5, 32, {"reacts": "mean", "evict": "1", "keep": "8", "effect": "2"}),
     "decode": ("decode", 9, 32, {"erase": "2", "bootstrap": 9, "recall": 0}),
     "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": 40}),

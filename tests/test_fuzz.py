@@ -27,9 +27,9 @@ from probes.data.documents import read_documents
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
 from probes.measures.inspect import parse_of
-from probes.measures.leakage import parse_bands, parse_lags
 from probes.measures.sinks import parse_keys
 from probes.models.swap import parse_replacement
+from probes.options import Bands
 from probes.results import dataset as results
 from toy.experiments.experiment import EXPERIMENTS, settings_of
 
@@ -203,8 +203,8 @@ def test_prompts_of_any_text_are_ids_of_the_vocabulary(tmp_path, model, text, n,
 PARSERS = {
     "keys": parse_keys,
     "evict": lambda text: parse_counts(text, "evict", "0,1,4"),
-    "bands": parse_bands,
-    "lags": parse_lags,
+    "bands": lambda text: Bands(bands=text).values(),
+    "lags": lambda text: Bands(lags=text).values(),
     "first": parse_first,
     "replacement": parse_replacement,
     "of": parse_of,

@@ -21,7 +21,6 @@ REPORTS = Path(__file__).resolve().parent.parent / "reports"
 LONG = ("some-laboratory-model-0.5b-instruct-a", "another.house_s_language-model-q4_k_m")  # of 37 characters each
 # Results of a model of 30 blocks and 9 heads, by whose figure draws them.
 DRAWN: dict[str, tuple[Callable[..., Figure], str]] = {
-    "leakage": (figures.leakage_figure, "leakage"),
     "bos-swap": (figures.bos_figure, "bos-swap"),
     "interventions": (figures.bos_figure, "interventions/bos-swap"),
 }

@@ -24,7 +24,6 @@ from toy_runs import MIXED, SMALL, copying
 from transformers import PreTrainedModel
 
 import probes
-from probes.measures.leakage import memory as planned_leakage
 from probes.models.memory import Pace, paced
 from probes.models.view import View
 from probes.run.memory import available
@@ -188,10 +187,8 @@ def test_what_follows_from_a_device_s_own_memory():
         assert (paced(view, 64).chunk, paced(view, 64).keep) == (families.WIDTH, True)
         assert Spool.beside(ONE)._held == much // GPU_SHARE
         assert Spool.beside(HERE)._held == HELD
-        planned = planned_leakage(view, 64, 128, fresh=0)
     with Simulated(few):
         assert (paced(view, 64).chunk, paced(view, 64).keep) == (1, False)
-        assert planned_leakage(view, 64, 128, fresh=0) < planned
 
 
 def test_what_does_not_fit_in_spite_of_that_is_taken_in_smaller_chunks(monkeypatch):

@@ -89,7 +89,7 @@ def test_a_full_disk_is_one_line(tmp_path):
 def test_leakage_is_the_same_to_the_byte_when_all_of_it_is_put_aside(monkeypatch):
     model = load(families.model("qwen2"))
     tokens = torch.randint(3, families.VOCABULARY, (11, 24), generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr("probes.measures.leakage_samples.TOKENS_AT_ONCE", 48)
+    monkeypatch.setattr("probes.measures.leakage.samples.TOKENS_AT_ONCE", 48)
     held = leakage(model, tokens, bootstrap=5)
     monkeypatch.setattr("probes.run.spool.HELD", 0)
     xr.testing.assert_identical(leakage(model, tokens, bootstrap=5).drop_attrs(), held.drop_attrs())

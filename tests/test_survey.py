@@ -183,8 +183,6 @@ def test_a_unit_measured_with_other_settings_is_not_taken_for_this_one(folder, t
         ("ape", SHIFTED, {"options": {"shift": []}}, "shift names none"),
         ("ape", SHIFTED, {"options": {"shift": [1, 2, "1"]}}, "shift '1' is named twice"),
         ("ape", SHIFTED, {"options": {"shift": [1, 99]}}, "shift=99 leaves the vocabulary of ape"),
-        ("ape ant", "trajectory", {"options": {"starts": 110}}, "starts=110"),
-        ("ape", "leakage", {"prompts": 3}, "3 prompts cannot be split"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_measured(folder, tmp_path, names, probe, changes, says):

@@ -35,7 +35,7 @@ from probes.errors import InputError
 from probes.measure import Headline, Measure, Unit
 from probes.measures.agreement import BOOTSTRAP, PROMPTS, fractions, portrait
 from probes.measures.bos_swap import removed
-from probes.measures.leakage import LEAST_PROMPTS
+from probes.measures.leakage.samples import LEAST_PROMPTS
 from probes.models.initialization import CONFIG, Rule
 from probes.models.strength import frequencies, strength
 from probes.models.view import View

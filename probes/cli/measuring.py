@@ -1,40 +1,15 @@
-"""Commands that measure language models: profiles and theory, sinks, trajectory, leakage, position 0, one text."""
+"""Commands that measure language models: position 0."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..options import MOST_PRODUCTS, Target, option
+from ..options import MOST_PRODUCTS, Bands, Target, option
 from .command import command
 from .console import print_report, print_written, progress, remark
-from .options import Bands, Initialization, Running, Source
-
-
-@dataclass(frozen=True)
-class Leakage(Bands):
-    """How leakage is measured."""
-
-    fresh: int | None = option(
-        "Prompts of the null with fresh weights; 0 for none; if not given, 64 where memory holds the weights twice."
-    )
-    initialization: Initialization = "config"
-
-
-@command(out=Path("runs/leakage"), prompts=256)
-def leakage(target: Target, bands: Leakage, source: Source, running: Running) -> None:
-    """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
-
-    Writes leakage.nc, leakage.png, leakage.svg, leakage.md and prints every band's shares with intervals, the order
-    of the models, the null checks, and both forms block by block.
-
-    Examples:
-      headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window
-      headwater leakage tiny-qwen2 --bands 9-31 --lags 1,2,4 --prompts 128
-    """
-    _survey("leakage", target, source, running, bands.values() | {"seed": source.seed})
+from .options import Running, Source
 
 
 @command(out=Path("runs/bos-swap"), prompts=128)
@@ -83,4 +58,4 @@ def _survey(
         how = source.values() | running.values() | {"reporting": reporting, "advance": advance, "told": remark}
         results = survey(target.sources, target.out, probe, options=options, **how)
     print_report(PROBES[probe].report(results, **reporting))
-    print_written(written_files(results, target.out, probe, f"{probe}.md", *PROBES[probe].files))
+    print_written(written_files(results, target.out, probe, f"{probe}.md"))

@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InputError
 from ..models.initialization import PUBLISHED
-from ..options import MOST_RESAMPLES, Loading, Options, Prompts, option
+from ..options import MOST_RESAMPLES, Loading, Prompts
 
 Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
 Initialization = Annotated[
@@ -58,22 +58,6 @@ class Running(Loading):
         if heads is not None:
             chosen["ablate"] = heads, {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
         return chosen | ({"split_over": spread} if spread else {})
-
-
-@dataclass(frozen=True)
-class Bands(Options):
-    """Which queries and keys leakage is measured over, and the intervals."""
-
-    bands: str | None = option("Ranges of queries, as in 9-31,32-63; if not given, up to 31, then doubling.")
-    lags: str = option("Distances from a query back to its keys, as in 1-8 or 1,2,4.", "1-8")
-    bootstrap: Bootstrap = 400
-
-    def values(self) -> dict[str, Any]:
-        """As `Options.values`, with the ranges read."""
-        from ..measures.leakage import parse_bands, parse_lags
-
-        bands = None if self.bands is None else parse_bands(self.bands)
-        return vars(self) | {"bands": bands, "lags": parse_lags(self.lags)}
 
 
 def numbers(text: str | None, name: str) -> frozenset[int] | None:

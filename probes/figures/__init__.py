@@ -7,7 +7,6 @@ are matplotlib `Figure` objects with no pyplot state behind them, saved as PNG a
 from __future__ import annotations
 
 from .bos import bos_figure as bos_figure
-from .leakage import leakage_figure as leakage_figure
 from .palette import BLACK as BLACK
 from .palette import BLUE as BLUE
 from .palette import CONDITIONS as CONDITIONS

@@ -33,7 +33,6 @@ from .style import (
     spread,
 )
 
-OUTLIER = 30  # times what three quarters of the blocks stay below; a block beyond it would press all others to a line
 MANY = 12  # blocks; more leave no room for marks beside each other, and are drawn as lines with bands
 SHADE = 0.2  # of a band
 TICKS = 0.3  # inches beside a panel for what stands along its axis
@@ -291,21 +290,3 @@ def depth_legend(blocks: int) -> list[Line2D]:
     """Entries for lines of `depth_color`: all blocks where they are few, else some, the first and the last among them."""
     shown = sorted(set(np.linspace(0, blocks - 1, 6).round().astype(int).tolist()))
     return [Line2D([], [], color=depth_color(n, blocks), linewidth=1.6, label=f"block {n}") for n in shown]
-
-
-def outliers(parts: xr.DataArray) -> tuple[float | None, str]:
-    """How far a vertical axis reaches that follows most blocks, and the blocks that go far beyond; (None, "") if none does.
-
-    What is named is the height of a block's stack: all its positive parts, or all its negative ones.
-
-    Args:
-        parts: [part, layer], which may be stacked.
-    """
-    size = np.maximum(np.nansum(parts.clip(min=0), 0), -np.nansum(parts.clip(max=0), 0))
-    usual = OUTLIER * np.quantile(size, 0.75)
-    beyond = (size > usual) & (usual > 0)
-    if not beyond.any():
-        return None, ""
-    shown = zip(parts["layer"].values[beyond], size[beyond], strict=True)
-    named = [f"block {layer} ({value:.3g})" for layer, value in shown]
-    return 1.1 * np.max(size[~beyond]), ", ".join(named[:3]) + f" and {len(named) - 3} more" * (len(named) > 3)

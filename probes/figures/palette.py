@@ -74,16 +74,7 @@ PLACES = {
 }
 WITH_BOS = Style("at 0, with BOS's own", VERMILLION, DOTTED, 5)
 
-# Leakage.
-PARTS = {"logits": SKY, "mask": BLUE, "denominator": VERMILLION, "covariance": PURPLE}
-SOURCES = {"mask": BLUE, "residual": VERMILLION, "spread": GREEN}
-TOTAL_COLOR, STREAM_COLOR = BLACK, ORANGE
-NULLS = {  # of the total
-    "null_uniform": Style("uniform attention", BLUE, ":", 1, "dot"),
-    "null_fresh": Style("fresh weights", GREEN, "-", 0.5, "dash"),
-    "null_shuffled": Style("shuffled labels", PURPLE, "--", 1, "dashdot"),
-}
-
+TOTAL_COLOR = BLACK
 # Recall by depth.
 RECALL = {
     "log_p": Style("asked for", VERMILLION, "-", 4),

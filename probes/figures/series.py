@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xarray as xr
 
-from ..measures.leakage import resolved
 from ..measures.retrieval import mechanism_numbers
 from ..results.curves import Profile, band
 from ..results.profiles import profiles
@@ -18,12 +17,7 @@ from .palette import (
     BEFORE,
     DECODED,
     MECHANISM,
-    NULLS,
-    PARTS,
-    PURPLE,
     RECALL,
-    SOURCES,
-    STREAM_COLOR,
     TOTAL_COLOR,
     Style,
     condition_style,
@@ -38,7 +32,7 @@ Ends: TypeAlias = tuple[np.ndarray | None, np.ndarray | None]
 
 MEASURED = "measured"
 SEEDS, ERRORS = "seeds", "±2 standard errors:"  # what the band of a profile is
-TOTAL, STREAM, STREAM_LEFT_IN = "total", "residual component", "constant sink left in"
+STREAM_LEFT_IN = "constant sink left in"
 # Position 0's logit, as far as it is the same for all queries, counts with the mask or with the residual stream.
 SINK = {"_steady": "taken out", "": "left in"}
 MATCHED = "matched"
@@ -152,59 +146,6 @@ def decoded_curves(ds: xr.Dataset) -> list[Curve]:
     found = []
     for name, style in DECODED.items():
         found.append(Curve(ds["layer"].values, ds[name].values, style, *ends(ds, name), label=style.label, marked=2.5))
-    return found
-
-
-# ------------------------------------------------------------------------------------------------------------- leakage
-
-
-def _blocks(ds: xr.Dataset, name: str, style: Style, what: str, *, filled: bool = True, **at: str) -> Curve:
-    look: dict[str, Any] = {"label": style.label, "of": {"part": what}, "filled": filled, "kind": "points"}
-    return Curve(ds["layer"].values, ds[name].sel(at).values, style, *ends(ds, name, **at), **look)
-
-
-def log_form_curves(ds: xr.Dataset) -> list[Curve]:
-    """Of one band, by block, means over heads in nat²: total, residual component with and without the sink, parts."""
-    stream, apart = Style(STREAM, STREAM_COLOR, "-", 3, marker="D"), "steady_stream_by_block" in ds
-    found = [_blocks(ds, "steady_stream_by_block", stream, "steady")] if apart else []
-    left_in = stream._replace(label=STREAM_LEFT_IN) if apart else stream
-    found.append(_blocks(ds, "log_stream_by_block", left_in, "log", filled=not apart))
-    looks = {"total": TOTAL_COLOR} | PARTS
-    for part in map(str, ds["part"].values):
-        found.append(_blocks(ds, "log_form_by_block", Style(part, looks.get(part, PURPLE)), part, part=part))
-    return found
-
-
-def weight_form_curves(ds: xr.Dataset) -> list[Curve]:
-    """Of one band, by block: Shapley values of the weight form's sources."""
-    return [_blocks(ds, "weight_source_by_block", Style(name, c), name, source=name) for name, c in SOURCES.items()]
-
-
-def null_curves(ds: xr.Dataset) -> list[Curve]:
-    """What the total of one band would be without any position, the same in every block."""
-    x = ds["layer"].values
-    found = []
-    for null, style in NULLS.items():
-        if null in ds:
-            wide: dict[str, Any] = {"width": 3.5, "alpha": 0.35} if null == "null_fresh" else {"width": 1.1}
-            y, label = np.full(len(x), float(ds[null])), f"total of {style.label}"
-            found.append(Curve(x, y, style, kind="level", label=label, of={"null": null}, **wide))
-    return found
-
-
-def share_curves(ds: xr.Dataset, form: str) -> list[Curve]:
-    """Each source's share of the leakage of "steady", "log", "weight" or "terms", by band; NaN where nothing is resolved."""
-    log, name = form in ("steady", "log"), f"{form}_share_of_model"
-    if name not in ds:
-        return []
-    x = np.arange(ds.sizes["band"], dtype=float)
-    known = np.array([resolved(ds, "log" if log else form, str(one)) for one in ds["band"].values])
-    found = []
-    for source in list(SOURCES)[: 2 if log else 3]:  # the log form has no spread
-        values, interval = ds[name].sel(source=source).values, ends(ds, name, source=source)
-        style = Style(source, SOURCES[source])
-        look: dict[str, Any] = {"kind": "points", "label": source, "of": {"source": source, "form": form}}
-        found.append(Curve(x, np.where(known, values, np.nan), style, *interval, **look))
     return found
 
 

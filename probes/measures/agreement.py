@@ -45,8 +45,9 @@ from ..run.progress import Progress, Tally, part
 from ..run.store import Store
 from .bos_swap import removed
 from .jacobian import PRODUCTS, jacobian
-from .leakage import LAGS, PARTS, SOURCES, Band, resampling, splits, usual_bands
-from .leakage import check as check_leakage
+from .leakage.compute import LAGS, PARTS, SOURCES, Band, usual_bands
+from .leakage.compute import check as check_leakage
+from .leakage.forms import resampling, splits
 from .sinks import THRESHOLD, sinks
 
 EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has

@@ -64,8 +64,9 @@ from ..run.progress import Progress, part
 from ..run.store import Store
 from .consequences import RECALLED, check_recall, consequences, recalled
 from .jacobian import PRODUCTS, jacobian
-from .leakage import BOUND, LAGS, PARTS, SOURCES, band_coordinates, check
-from .leakage_forms import resampling, splits
+from .leakage import BOUND
+from .leakage.compute import LAGS, PARTS, SOURCES, band_coordinates, check
+from .leakage.forms import resampling, splits
 from .retrieval import retrieval
 from .sinks import THRESHOLD, sinks
 

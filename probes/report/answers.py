@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from ..measures.leakage import resolved
 from ..results.curves import band, relative_error, rms_profiles
 from ..results.dataset import options_of
 from ..results.profiles import shapes
@@ -47,22 +46,6 @@ def _theory(ds: xr.Dataset) -> str:
     return f"A theory without fitted parameters predicts the profile of fresh weights to {error:.1%}."
 
 
-def _leakage(ds: xr.Dataset) -> str:
-    """Whether attention depends on where the query stands, and what tells it."""
-    early = ds.isel(band=0)
-    queries = str(early["band"].values)
-    if not resolved(ds, "log", queries):
-        return f"{ds.sizes['prompt']} prompts cannot tell whether attention varies with absolute position."
-    form = "steady" if "steady_share_of_model" in ds else "log"
-    mask, stream = (float(early[f"{form}_share_of_model"].sel(source=source)) for source in ("mask", "residual"))
-    null = f"; uniform attention: {number(ds['null_uniform'].sel(band=queries))}" if "null_uniform" in ds else ""
-    total = estimated(early, "log_form_of_model", part="total")
-    return (
-        f"Attention varies with absolute position by {total} nat² (queries {queries}{null}): {mask:.0%} of it comes from "
-        f"the mask, {stream:.0%} from the residual stream."
-    )
-
-
 def _bos_swap(ds: xr.Dataset) -> str:
     """What another embedding at position 0 does to sinks and to the residual component."""
     first = ds.isel(replacement=0) if "replacement" in ds.dims else ds
@@ -97,7 +80,6 @@ def _decode(ds: xr.Dataset) -> str:
 ANSWERS: dict[str, Callable[[xr.Dataset], str]] = {
     "jacobian": _jacobian,
     "theory": _theory,
-    "leakage": _leakage,
     "bos-swap": _bos_swap,
     "retrieval": _retrieval,
     "decode": _decode,

@@ -28,7 +28,6 @@ from ..loop import run
 from ..measure import measure as registered
 from ..measure import questions
 from ..measures.jacobian import PRODUCTS
-from ..measures.leakage import LAGS
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import View
 from ..options import Prompts
@@ -88,13 +87,12 @@ def shortened(one: Study) -> Study:
 
 def studies(seed: int = 0) -> tuple[Study, ...]:
     """All studies of a report, those that take fewest passes first."""
-    lags = {"lags": LAGS, "bootstrap": 400, "seed": seed}
-    swap = {"replacement": list(SWAPS), **lags, "profile_prompts": 4, "products": PRODUCTS}
+    swap = {"replacement": list(SWAPS), "seed": seed, "profile_prompts": 4, "products": PRODUCTS}
     return (
         Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
         Study("trajectory", "trajectory", 32, options={"starts": 64}),
         Study("scalar", "jacobian", 16, options={"method": "scalar", "conditions": "pretrained"}),
-        Study("leakage", "leakage", 256, options=lags),
+        Study("leakage", "leakage", 256, options={}),
         Study("theory", "theory", 2, options={}),
         Study("bos-swap", "bos-swap", 128, options=swap),
         Study("jacobian", "jacobian", 16, options={}),

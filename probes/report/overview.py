@@ -97,10 +97,9 @@ def _profile(cell: Axes, name: str, ds: xr.Dataset) -> None:
 def _sources(cell: Axes, name: str, leakage: xr.Dataset, *, swaps: Results) -> None:
     """Shapley values of the sources for early queries, their sum, and the residual stream alone before and after a swap."""
     early = leakage.isel(band=0)
-    form = "steady" if "steady_source_of_model" in early else "log"
     found, colors = {}, {}
     for source, (variable, where, color) in SOURCES.items():
-        found[source] = estimate(early, f"{form}_{variable}" if variable else "log_form_of_model", **where)
+        found[source] = estimate(early, f"steady_{variable}" if variable else "log_form_of_model", **where)
         colors[source] = color
     if (swap := swaps.get(name)) is not None:
         first = (swap.isel(replacement=0) if "replacement" in swap.dims else swap).isel(band=0)

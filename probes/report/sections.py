@@ -18,7 +18,6 @@ from ..results.folder import Collected
 from ..results.tables import Report, write_report
 from ..run.files import waiting
 from ..studies.bos_report import bos_report
-from ..studies.reports import leakage_report
 from ..table import tables
 from .answers import ANSWERS
 from .page import Section
@@ -53,11 +52,6 @@ class Shown(NamedTuple):
 
 # Measures that are not in the registry yet, by the folder of their results.
 OTHERS = {
-    "leakage": Shown(
-        "How much does attention depend on where a query stands, and does the mask or the residual stream tell it?",
-        figures.leakage_figure,
-        leakage_report,
-    ),
     "bos-swap": Shown("What changes when something else stands at position 0?", figures.bos_figure, bos_report),
     "interventions/bos-swap": Shown(
         "Does behaviour follow where attention has its sinks?",

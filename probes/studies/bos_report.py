@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import xarray as xr
 
 from ..results.curves import estimate, relative_error
-from ..results.dataset import options_of
+from ..results.dataset import options_of, quickly
 from ..results.tables import Report, Table, estimated, number, variance
-from .reports import Results, measured
+
+Results: TypeAlias = Mapping[str, xr.Dataset]
+
+
+def measured(results: Results) -> str:
+    """Prompts, their length, dtype and device; the same for all models but for the dtype of models in memory."""
+    ds = next(iter(results.values()))
+    found = [*quickly(results.values()), f"{ds.sizes['prompt']} prompt{'s' * (ds.sizes['prompt'] != 1)}"]
+    found += [f"T = {ds.sizes['position']}", *(ds.attrs[name] for name in ("backend", "dtype", "device"))]
+    return ", ".join(found)
 
 
 def bos_report(results: Results) -> Report:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +15,6 @@ import xarray as xr
 from jaxtyping import Float
 
 from ..errors import InputError
-from ..measures.leakage import SOURCES, resolved
 from ..results.curves import estimate
 from ..results.dataset import options_of
 from ..results.statistics import Interval
@@ -48,7 +46,7 @@ def measurement(ds: xr.Dataset) -> str:
     Raises:
         InputError: nothing that is compared.
     """
-    named = str(options_of(ds).get("measurement", "leakage" if "log_form_of_model" in ds else "another kind"))
+    named = str(options_of(ds).get("measurement", "another kind"))
     kind = named.replace("_", "-")
     if kind not in MEASUREMENTS or not ("position" in ds.sizes or kind == "retrieval"):
         raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(MEASUREMENTS)}")
@@ -56,20 +54,6 @@ def measurement(ds: xr.Dataset) -> str:
 
 
 Found: TypeAlias = Iterator[tuple[tuple[str, str], Number]]  # (of, name), number
-
-
-def _of_leakage(ds: xr.Dataset) -> Found:
-    """Log form: total, shares (where they mean something), residual component and the parts of its sink."""
-    parts = {"V(X)": "log_stream", "constant sink": "sink_constant", "varying sink": "sink_varying"}
-    for band in map(str, ds["band"].values):
-        of, own = f"band {band}", partial(_own, ds, band=band)
-        yield (of, "total"), Number(own("log_form_of_model", part="total"), size=True)
-        for source in SOURCES[:2] if resolved(ds, "log", band) else ():
-            yield (of, f"{source}'s share"), Number(own("log_share_of_model", source=source))
-        for said, name in parts.items():
-            if f"{name}_of_model" in ds:
-                yield (of, said), Number(own(f"{name}_of_model"), size=True)
-        yield (of, "total, weight form"), Number(own("weight_form_of_model", cell="both"), size=True)
 
 
 def _of_bos_swap(ds: xr.Dataset) -> Found:
@@ -96,7 +80,6 @@ def _of_recall(of: str, ds: xr.Dataset) -> Found:
 
 
 MEASUREMENTS: dict[str, Callable[[xr.Dataset], Found]] = {
-    "leakage": _of_leakage,
     "bos-swap": _of_bos_swap,
 }
 

@@ -26,7 +26,6 @@ from ..measures.consequences import consequences
 from ..models.ablate import Head, How, ablated
 from ..models.edited import Edited
 from ..models.load import Backend, DType, load
-from ..models.memory import weights_of
 from ..models.view import View
 from ..results.dataset import from_bytes, provenance, save, to_bytes
 from ..run import processes
@@ -40,7 +39,6 @@ Told: TypeAlias = Callable[[str], object]
 CHOOSING = ("prompts", "length", "text", "dataset", "split", "column", "chat", "first")
 HASH = "tokens_sha256"
 COMPARED = 8  # prompts on which the loss of a changed model is told
-MIB, GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +181,6 @@ class Study:
         write: writes all results, in one process.
         check: raises what the study has against a model and prompts.
         joined: one result of a model's units; there is one unit unless given.
-        line: says in one line what a model will take.
         prepare: hears of all models before the first is measured.
         files: written beside results and figure.
     """
@@ -193,7 +190,6 @@ class Study:
     write: Callable[[Results], object]
     check: Callable[[View, str, Tensor], object] = lambda model, name, tokens: None
     joined: Callable[[View, Sequence[xr.Dataset]], xr.Dataset] = lambda model, units: units[0]
-    line: Callable[[View, Subject], str] | None = None
     prepare: Callable[[Sequence[Subject]], object] = lambda models: None
     files: Sequence[str] = ()
 
@@ -217,7 +213,7 @@ def run(
         asked: which prompts.
         loading: how models are loaded.
         advance: hears (what is running, done, in all).
-        told: hears in one line which units are there already, and for every model what it will take.
+        told: hears in one line which units are there already.
 
     Raises:
         InputError: bad input, found before anything is measured.
@@ -244,8 +240,6 @@ def run(
             units = study.units(model, one.name, one.tokens)
             if isinstance(model, Edited) and one.tokens.shape[1] > 2:
                 said(consequence(model, one.tokens))
-            if study.line is not None and any(unit.label in left for unit in units):
-                said(study.line(model, one))
             measured = [_unit(unit, model, one, stores[unit.label], advance) for unit in units]
             results[one.name] = study.joined(model, measured)
         if processes.first():
@@ -283,12 +277,6 @@ def consequence(model: Edited, tokens: Tensor) -> str:
     assert divergence is not None
     said = f"loss {np.nanmean(after[:, 1:]):.4f}, was {np.nanmean(before[:, 1:]):.4f}; KL {divergence[:, 1:].mean():.4f} nat"
     return f"{model.identity.name}: {said} on {len(some)} prompt{'s' * (len(some) > 1)}"
-
-
-def planned(name: str, model: View, memory: int, how: str = "") -> str:
-    """What a model will take, in one line for the terminal: so many bytes of memory above its weights'."""
-    sizes = (f"{x / GIB:.1f} GiB" if x >= GIB else f"{max(1, round(x / MIB))} MiB" for x in (memory, weights_of(model)))
-    return f"{name}: about {next(sizes)} above the model's {next(sizes)}{how}"
 
 
 def measured_on(model: View, tokens: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The study behind `headwater sinks`, `trajectory`, `leakage`, `decode`, `bos-swap`: one probe on models, unit by unit.
+"""The study behind `headwater bos-swap`: one probe on models, unit by unit.
 
 A unit is a model, or a model with one replacement at position 0. What each probe needs of this module is in `PROBES`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,20 +18,16 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..figures.bos import bos_figure
-from ..figures.leakage import leakage_figure
-from ..measure import chart
-from ..measures import bos_swap, leakage, trajectory
+from ..measures import bos_swap
 from ..models.view import View
 from ..results.dataset import options_of
 from ..results.tables import Report, write_report
-from ..run.files import atomic
 from ..run.progress import Advance
 from ..run.store import Store
 from .bos_report import bos_report
-from .reports import leakage_report, trajectory_report
-from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, planned, run, write_results
+from .runner import Given, Results, Study, Subject, Tell, Told, Unit, Untouched, run, write_results
 
-Name: TypeAlias = Literal["trajectory", "leakage", "bos-swap", "decode"]
+Name: TypeAlias = Literal["bos-swap"]
 
 
 @dataclass(frozen=True)
@@ -42,20 +38,14 @@ class Probe:
     measure: Callable[..., xr.Dataset]
     figure: Callable[..., Any]
     report: Callable[..., Report]  # of results by model, with options of its own
-    memory: Callable[..., int] | None = None  # (model, prompts, length, **options) -> bytes, said beforehand
     along: str | None = None  # an option that may have several values: a unit each, and a dimension of the result
     # What those units have in common, measured once per model: an option of `measure` and the function that makes it, which
     # takes the same arguments but for `along`.
     shared: tuple[str, Callable[..., Any]] | None = None
     resamples: bool = False  # whether it takes `documents`, to resample them
-    files: Mapping[str, Callable[..., str]] = field(
-        default_factory=dict
-    )  # further files, each with what makes its text
 
 
 PROBES: dict[str, Probe] = {
-    "trajectory": Probe("trajectory", trajectory.trajectory, chart, trajectory_report),
-    "leakage": Probe("leakage", leakage.leakage, leakage_figure, leakage_report, leakage.memory, resamples=True),
     "bos-swap": Probe(
         "bos-swap",
         bos_swap.bos_swap,
@@ -126,18 +116,9 @@ def survey(
             for value, own in split_up.items()
         ]
 
-    def line(model: View, one: Subject) -> str:
-        assert chosen.memory is not None
-        count, length = one.tokens.shape
-        own = next(iter(split_up.values()))
-        return planned(one.name, model, chosen.memory(model, count, length, **own))
-
     def write_all(results: Results) -> None:
         write_results(results, out, chosen.name, chosen.figure)
         write_report(chosen.report(results, **(reporting or {})), out / f"{chosen.name}.md")
-        for name, text in chosen.files.items():
-            with atomic(out / name) as temporary:
-                temporary.write_text(text(results), encoding="utf-8")
 
     study = Study(
         chosen.name,
@@ -145,8 +126,7 @@ def survey(
         write or write_all,
         check=check,
         joined=lambda model, units: units[0] if len(units) == 1 else _joined(str(chosen.along), list(split_up), units),
-        line=line if chosen.memory else None,
-        files=[f"{chosen.name}.md", *chosen.files],
+        files=[f"{chosen.name}.md"],
     )
     return run(study, sources, out, asked, asked.loading(), advance=advance, told=told)
 

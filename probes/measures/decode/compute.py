@@ -51,8 +51,8 @@ from ...results.variables import Variable, with_ends, with_low_high
 from ...run.progress import Progress, Tally, part
 from ...run.store import Piece, Store
 from ..consequences import RECALLED, check_recall, consequences
-from ..leakage import LAGS, band_coordinates, check
-from ..leakage_forms import resampling, splits
+from ..leakage.compute import LAGS, band_coordinates, check
+from ..leakage.forms import resampling, splits
 from ..retrieval import retrieval
 from .ridge import TARGETS, explained, trained
 

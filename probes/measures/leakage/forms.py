@@ -14,13 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import InputError
-from ..models.checks import not_finite
-from ..models.view import View
-from ..results import statistics
-from ..run.progress import Progress
-from ..run.store import Store
-from .leakage_samples import Band, Half, Sampled, Samples, by_block, halves_of
+from ...errors import InputError
+from ...models.checks import not_finite
+from ...models.view import View
+from ...results import statistics
+from ...run.progress import Progress
+from ...run.store import Store
+from .samples import Band, Half, Sampled, Samples, by_block, halves_of
 
 NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
 FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
@@ -30,7 +30,14 @@ SHUFFLES = 100  # of query labels
 def resampling(
     prompts: int, count: int, seed: int, documents: Sequence[str] | None = None
 ) -> Int[Tensor, "resample prompt"]:
-    """`statistics.resampling` within each half."""
+    """`statistics.resampling` within each half.
+
+    Raises:
+        InputError: a number of resamples or a seed that is none, or documents that are not those of the prompts.
+    """
+    for name, value in {"bootstrap": count, "seed": seed}.items():
+        if not isinstance(value, int) or value < 0:
+            raise InputError(f"{name}={value} cannot be used; give a whole number, 0 or more")
     if documents is not None and len(documents) != prompts:
         raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
     return torch.from_numpy(statistics.resampling(prompts, count, seed, halves_of(prompts), documents))

@@ -20,15 +20,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
-from ..models.view import Attention, View
-from ..run import processes
-from ..run.memory import trim
-from ..run.precision import double, precise
-from ..run.progress import Progress, Tally
-from ..run.spool import Spool
-from ..run.store import Piece, Store
-from .attention import by_layer, diagonals, normalizers, pairs
+from ...errors import InputError
+from ...models.view import Attention, View
+from ...run import processes
+from ...run.memory import trim
+from ...run.precision import double, precise
+from ...run.progress import Progress, Tally
+from ...run.spool import Spool
+from ...run.store import Piece, Store
+from ..attention import by_layer, diagonals, normalizers, pairs
 
 TOKENS_AT_ONCE = 2048  # of prompts run through a block together: a chunk
 LOGITS_AT_ONCE = 1 << 21  # of prompts, heads and keys: 8 MiB in float32, near the cache

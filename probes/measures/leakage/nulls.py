@@ -19,20 +19,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Float
 
-from ..errors import InputError
-from ..models.initialization import Rule
-from ..models.memory import weights_of
-from ..models.view import View
-from ..results.statistics import INTERVAL
-from ..run.memory import available
-from ..run.progress import Progress
-from ..run.store import Store
-from .leakage_forms import resampling, splits
-from .leakage_samples import LEAST_PROMPTS, Band, halves_of
+from ...errors import InputError
+from ...models.memory import weights_of
+from ...models.view import View
+from ...results.statistics import INTERVAL
+from ...run.memory import available
+from .samples import LEAST_PROMPTS, Band, halves_of
 
 FRESH_PROMPTS = 64  # of the null of fresh weights: its mean over all heads is known to 1 % with them
 
@@ -68,35 +62,7 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
     return min(asked, prompts)
 
 
-def fresh(
-    model: View,
-    tokens: Int[Tensor, "prompt position"],
-    bands: Sequence[Band],
-    lags: Sequence[int],
-    prompts: int,
-    *,
-    seed: int,
-    initialization: Rule,
-    bootstrap: int,
-    documents: Sequence[str] | None = None,
-    progress: Progress | None = None,
-    pieces: Store,
-) -> tuple[Float[np.ndarray, "resample band"], str]:
-    """The total of fresh weights under each resampling of its prompts, and what they were drawn from, in words.
-
-    The prompts are the first of each half, since the halves share no document. The second copy of the weights is gone
-    when this returns.
-
-    Raises:
-        InputError: no such rule, or values that are not finite.
-    """
-    halves = halves_of(len(tokens))
-    sizes = (own.stop - own.start for own in halves_of(prompts))
-    chosen: list[int] = [half.start + n for size, half in zip(sizes, halves, strict=True) for n in range(size)]
-    named = None if documents is None else [documents[n] for n in chosen]
-    twin = model.reinitialized(seed, initialization=initialization)
-    drawn = resampling(prompts, bootstrap, seed, named)
-    found = splits(twin, tokens[torch.tensor(chosen)], bands, lags, drawn, progress, pieces=pieces)
-    rule = twin.identity.initialization
-    said = f"fresh weights ({'' if rule is None else f'{rule}; '}seed {seed}, {prompts} prompts)"
-    return found["log_form"][:, 0].mean((1, 2)), said
+def first_of_halves(prompts: int, fresh: int) -> list[int]:
+    """The `fresh` prompts that fresh weights are measured on: the first of each half, since the halves share no document."""
+    pairs = zip(halves_of(prompts), halves_of(fresh), strict=True)
+    return [n for half, own in pairs for n in range(half.start, half.start + own.stop - own.start)]

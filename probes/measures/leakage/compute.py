@@ -70,7 +70,7 @@ they do counts as residual stream, since that is where they are. (3) First-order
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
-The total has three nulls (`probes.measures.leakage_nulls`): uniform attention under the same mask, the model with fresh
+The total has three nulls (`probes.measures.leakage.nulls`): uniform attention under the same mask, the model with fresh
 weights, and the total with one half's queries under each other's labels (97.5 % quantile), which is what no dependence
 on the query gives.
 
@@ -88,7 +88,6 @@ Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the spl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -97,31 +96,25 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.positions import read_ranges
-from ..errors import InputError
-from ..models.checks import check_tokens
-from ..models.given import takes_model
-from ..models.initialization import CONFIG, Rule
-from ..models.memory import KEPT_FREE, Sizes, weights_of
-from ..models.view import View
-from ..results.curves import estimate
-from ..results.dataset import by_block, dataset, provenance
-from ..results.variables import Variable, with_ends
-from ..run import processes
-from ..run.memory import available, own_memory
-from ..run.progress import Progress
-from ..run.spool import GPU_SHARE, HELD
-from ..run.store import Store
-from . import leakage_nulls as nulls
-from .leakage_forms import NUMBERS_AT_ONCE, OF_LAGS, OF_QUERIES, resampling, splits
-from .leakage_samples import LEAST_PROMPTS, TOKENS_AT_ONCE, Band, blocks_of
+from ...errors import InputError
+from ...models.checks import check_tokens
+from ...models.given import takes_model
+from ...models.initialization import CONFIG, Rule
+from ...models.view import View
+from ...results.dataset import by_block, dataset, provenance
+from ...results.variables import Variable, with_ends
+from ...run import processes
+from ...run.progress import Progress, part
+from ...run.store import Store
+from . import nulls
+from .forms import resampling, splits
+from .samples import LEAST_PROMPTS, Band
 
 LAGS = tuple(range(1, 9))
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
 CELLS = ("both", "mask", "residual", "neither")  # which sources are on
-BOUND = 0.25  # no number in [0, 1], which a weight is, varies by more
 
 
 @takes_model
@@ -154,7 +147,7 @@ def leakage(
             room for a second copy of the weights.
         initialization: what those weights are drawn from, as in `probes.fresh`.
         pieces: where what each block gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
-        progress: called with (blocks done, blocks in all); blocks of fresh weights count by their share of the prompts.
+        progress: called with (share of the work done, 1).
 
     Returns:
         Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
@@ -163,7 +156,7 @@ def leakage(
         V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form`
         and `terms_source` alike. `sink_constant` and `sink_varying`, the two parts of V(K); `steady_source`,
         `steady_stream`: with the constant sink on the side of the mask. `null_...` [band] beside the total of the model
-        (`probes.measures.leakage_nulls`): `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile).
+        (`probes.measures.leakage.nulls`): `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile).
         Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources
         divided by their total are `log_share_of_model`, `weight_share_of_model` and `terms_share_of_model`. `..._low`
         and `..._high` are the intervals. Attributes say what made it.
@@ -175,68 +168,61 @@ def leakage(
     Source: ours, see the module's text; the question is [Ruscio]'s, arXiv 2606.06160.
     """
     bands, lags = check(model, tokens, bands, lags)
-    if not isinstance(bootstrap, int) or bootstrap < 0:
-        raise InputError(f"bootstrap={bootstrap} is no number of resamples; give 0 or more")
-    if not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed={seed} is no seed; give a whole number, 0 or more")
     drawn = resampling(len(tokens), bootstrap, seed, documents)
     if initialization != CONFIG and fresh == 0:
         raise InputError(f"initialization '{initialization!s:.40}' has no use without fresh weights; leave fresh=0 out")
     fresh = int(processes.agreed(nulls.fresh_prompts(model, fresh, len(tokens))))
-    share = fresh / len(tokens)  # of the fresh weights' work against the model's
-
-    def told(before: float, size: float, done: float | int, total: float | int) -> None:
-        if progress is not None:
-            progress(total * before + size * done, total * (1 + share))
-
+    first = fresh / (fresh + len(tokens))  # the share of the work on fresh weights, which goes ahead
     pieces = pieces or Store()
-    beside = {"null_uniform": (nulls.uniform(model, tokens.shape[1], bands)[None], "uniform attention")}
+    known = {"null_uniform": nulls.uniform(model, tokens.shape[1], bands)[None]}  # [resample, band]
     if fresh:
-        of_fresh = {"seed": seed, "initialization": initialization, "bootstrap": bootstrap, "documents": documents}
-        of_fresh["pieces"] = pieces.within("fresh")
-        beside["null_fresh"] = nulls.fresh(
-            model, tokens, bands, lags, fresh, progress=partial(told, 0.0, share), **of_fresh
-        )
-    found = splits(model, tokens, bands, lags, drawn, partial(told, share, 1.0), pieces=pieces)
-    shuffled = nulls.shuffled(found.pop("shuffled")[0])
-    beside["null_shuffled"] = (shuffled[None], "97.5 % quantile under shuffled query labels")
+        chosen = nulls.first_of_halves(len(tokens), fresh)
+        named = None if documents is None else [documents[n] for n in chosen]
+        twin = model.reinitialized(seed, initialization=initialization)
+        again, store = resampling(fresh, bootstrap, seed, named), pieces.within("fresh")
+        found = splits(twin, tokens[chosen], bands, lags, again, part(progress, 0.0, first), pieces=store)
+        known["null_fresh"] = found["log_form"][:, 0].mean((1, 2))
+        del twin
+    found = splits(model, tokens, bands, lags, drawn, part(progress, first, 1.0), pieces=pieces)
+    known["null_shuffled"] = nulls.shuffled(found.pop("shuffled")[0])[None]
     variables: dict[str, tuple[Any, ...]] = {}
-    for name, (values, said) in beside.items():  # [resample, band]
-        null = Variable(("band",), f"leakage, log form: {said}", "nat^2")
-        variables |= with_ends(name, null, values, said=False)
+    for name, values in known.items():
+        variables |= with_ends(name, Variable(("band",), NULLS[name], "nat^2"), values, said=False)
     for name, values in found.items():  # [resample, entry, layer, head, band]
-        entry, long_name, units = VARIABLES[name]
-        of_model = values.mean((2, 3))
-        levels: list[tuple[str, tuple[str, ...], Any, str]] = [
-            (name, ("layer", "head", "band"), values, units),
-            (f"{name}_by_block", ("layer", "band"), values.mean(3), units),
-            (f"{name}_of_model", ("band",), of_model, units),
-        ]
-        if entry == ("source",):
-            total = of_model.sum(1, keepdims=True)
-            shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
-            levels.append((f"{name.removesuffix('_source')}_share_of_model", ("band",), shares, "1"))
-        for level, dims, at, unit in levels:
-            variable = Variable(entry + dims, long_name, unit)
-            variables |= with_ends(level, variable, at if entry else at[:, 0], said=False)
+        variables |= _levels(name, values)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
-    if fresh:
-        options["initialization"] = str(initialization)
-    return dataset(
-        variables,
-        tokens=tokens,
-        coords={
-            "part": list(PARTS),
-            "source": list(SOURCES),
-            "cell": list(CELLS),
-            **by_block(model.spec),
-            "head": range(model.spec.heads),
-            **band_coordinates(bands),
-        },
-        attrs=provenance(model, tokens, **options),
-    )
+    options |= {"initialization": str(initialization)} if fresh else {}
+    entries = {"part": list(PARTS), "source": list(SOURCES), "cell": list(CELLS)}
+    places = {**by_block(model.spec), "head": range(model.spec.heads), **band_coordinates(bands)}
+    attrs = provenance(model, tokens, measurement="leakage", **options)
+    return dataset(variables, tokens=tokens, coords=entries | places, attrs=attrs)
 
 
+def _levels(name: str, values: np.ndarray) -> dict[str, tuple[Any, ...]]:
+    """A variable of every head, of every block and of the model, and shares of sources; [resample, entry, layer, ...]."""
+    entry, long_name, units = VARIABLES[name]
+    of_model, variables = values.mean((2, 3)), {}
+    levels = {
+        name: (("layer", "head", "band"), values),
+        f"{name}_by_block": (("layer", "band"), values.mean(3)),
+        f"{name}_of_model": (("band",), of_model),
+    }
+    for level, (dims, at) in levels.items():
+        variable = Variable(entry + dims, long_name, units)
+        variables |= with_ends(level, variable, at if entry else at[:, 0], said=False)
+    if entry == ("source",):
+        total = of_model.sum(1, keepdims=True)
+        shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
+        level = f"{name.removesuffix('_source')}_share_of_model"
+        variables |= with_ends(level, Variable((*entry, "band"), long_name), shares, said=False)
+    return variables
+
+
+NULLS = {
+    "null_uniform": "leakage, log form: uniform attention",
+    "null_fresh": "leakage, log form: fresh weights",
+    "null_shuffled": "leakage, log form: 97.5 % quantile under shuffled query labels",
+}
 _STREAM = "variance of what the residual stream adds to the log-weights"
 _SINK = "variance of what position 0 adds to the log-denominator"
 _SHAPLEY, _TERMS = "log form, Shapley value of each source", "weight form, the mask taken as the number of terms alone"
@@ -262,52 +248,6 @@ VARIABLES = {
     name: Variable((dim,) if dim else (), said, "1" if name.startswith(("weight", "terms")) else "nat^2")
     for name, (dim, said) in _TABLE.items()
 }
-
-
-# ------------------------------------------------------------------------------------------- what results may be read for
-
-
-def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
-    """Whether shares of this band's total ("log", "weight" or "terms" form) mean anything.
-
-    Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails, nor where
-    the form's "weights" are none.
-    """
-    where = {"part": "total"} if form == "log" else {"cell": "both"}
-    total = estimate(ds, f"{form}_form_of_model", band=band, **where)
-    overflown = form != "log" and overflow(ds, form).sel(band=band).any()
-    return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band) and not overflown
-
-
-def overflow(ds: xr.Dataset, form: str = "weight") -> xr.DataArray:
-    """Where a form's parts say nothing, since they hold a variance above `BOUND`: [layer, band], or [band] without blocks.
-
-    Without the mask every query has the same log Z. A query whose logits reach far above that has "weights" far above 1,
-    10^40 and more where logits are of hundreds. Of a result without numbers by head, where some head's may be above it.
-    """
-    above: list[xr.DataArray] = []
-    for level, times in (("", 1), ("_by_block", ds.sizes.get("head", 1)), ("_of_model", 1)):
-        held = [ds[name] for what in ("form", "source") if (name := f"{form}_{what}{level}") in ds]
-        apart = ("layer", "band")
-        above = above or [(times * abs(one) > BOUND).any([dim for dim in one.dims if dim not in apart]) for one in held]
-    return above[0] | above[-1]
-
-
-def within_bound(ds: xr.Dataset) -> xr.Dataset:
-    """The result with NaN for what each source has of the weight form in blocks where it says nothing; see `overflow`."""
-    beyond, name = overflow(ds), "weight_source_by_block"
-    return ds.assign({each: ds[each].where(~beyond) for each in (name, f"{name}_low", f"{name}_high") if each in ds})
-
-
-def null_fails(ds: xr.Dataset, band: str) -> bool:
-    """Whether block 0, whose streams carry no position, has a residual component whose interval excludes 0.
-
-    One that position 0's own term V(K) accounts for is none: BOS has logits of its own there, which is no noise.
-    """
-    first = {"layer": ds["layer"].values[0], "band": band}
-    _, low, high = estimate(ds, "log_stream_by_block", **first)
-    _, own_low, own_high = estimate(ds, "log_sink_by_block", **first)
-    return high < 0 or (low > 0 and not (own_low > 0 and own_high >= low))
 
 
 # ---------------------------------------------------------------------------------------------------- bands and lags
@@ -364,64 +304,5 @@ def name_of(band: Band) -> str:
 
 def band_coordinates(bands: Sequence[Band]) -> dict[str, Any]:
     """Coordinates of the dimension `band`."""
-    return {
-        "band": [name_of(band) for band in bands],
-        "band_first": (("band",), [first for first, _ in bands]),
-        "band_last": (("band",), [last for _, last in bands]),
-    }
-
-
-def parse_lags(text: str) -> tuple[int, ...]:
-    """Read 1-8 or 1,2,4; ranges are inclusive.
-
-    Raises:
-        InputError: it is neither.
-    """
-    return tuple(lag for first, last in read_ranges(text, "lags", "1-8 or 1,2,4") for lag in range(first, last + 1))
-
-
-def parse_bands(text: str) -> tuple[Band, ...]:
-    """Read 9-31,32-63, inclusive.
-
-    Raises:
-        InputError: it is no list of ranges.
-    """
-    return tuple(read_ranges(text, "bands", "9-31,32-63"))
-
-
-KEPT_IN_STAGES = 2.4  # as `KEPT_FREE`, of stages that make tensors of many sizes
-
-
-def memory(model: View, prompts: int, length: int, **options: Any) -> int:
-    """Bytes above the loaded model at the peak, about; options as of `leakage`.
-
-    That is what three spools hold, and the most that a pass, a chunk's logits or the resamples take beside them. With fresh
-    weights it is taken once more, beside a second copy of the weights, which goes first.
-    """
-    found = held(model, prompts, length, **options)
-    fresh = nulls.fresh_prompts(model, options.get("fresh"), prompts)
-    return max(found, weights_of(model) + held(model, fresh, length, **options)) if fresh else found
-
-
-def held(model: View, prompts: int, length: int, **options: Any) -> int:
-    """As `memory`, without fresh weights."""
-    sizes, lags = Sizes.of(model), options.get("lags")
-    count = len(lags) if isinstance(lags, (tuple, list)) else len(LAGS)
-    everything, half = prompts * length, -(-prompts // 2)
-    kept = available(model.device) // GPU_SHARE if own_memory(model.device) else HELD
-    samples = (
-        8 * sizes.heads * (count + 6)
-    )  # a position's: logits at the lags, three log Z, two parts, the means by lag
-    pairs = (2 * sizes.queries + sizes.heads) * sizes.itemsize
-    spools = sum(min(kept, everything * row) for row in (sizes.width * sizes.itemsize, pairs, samples))
-    chunk = min(max(1, TOKENS_AT_ONCE // length), half)
-    # The logits of a half's prompts, as far as they are held; of a chunk's block seven, as it is, in doubles, turned round
-    # and with its rows shifted; what is read.
-    blocks, whole = blocks_of([chunk] * (half // chunk) + [half % chunk] * (half % chunk > 0), sizes.heads, 1, length)
-    block = 4 * chunk * sizes.heads * max(end - start for start, end in blocks) * length
-    logits = chunk * length * (pairs + samples) + 7 * block + (half * block // chunk if whole else block)
-    # Rows of the quantities that are drawn from, of prompts or resamples: made, joined and made even.
-    draws = 1 + int(options.get("bootstrap", 400))
-    row = 2 * max(1, length // 2) * (len(OF_LAGS) * count + len(OF_QUERIES)) * sizes.heads
-    drawn = 3 * 8 * min(NUMBERS_AT_ONCE, min(half, draws) * row) + 2 * draws * prompts
-    return round(KEPT_IN_STAGES * (spools + max(sizes.passing(chunk * length) / KEPT_FREE, logits, drawn)))
+    first, last = ((("band",), list(ends)) for ends in zip(*bands, strict=True))
+    return {"band": [name_of(band) for band in bands], "band_first": first, "band_last": last}
