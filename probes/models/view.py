@@ -87,7 +87,6 @@ class Birth:
     chosen: int = 0
     among_chosen: bool = False  # weights of experts are a softmax over those chosen, not over all
     router: float = 0.0  # deviation of the router's weights
-    slopes: tuple[float, ...] | None = None  # ALiBi's, one per head; the same in all blocks
     initialization: str | None = None  # the rule, as results have it
     up_activation: Callable[[Tensor], Tensor] | None = None  # see `Parts`
 

@@ -186,10 +186,8 @@ class BornBlock:
         spec = birth.spec
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
-        rates = None if birth.slopes is None else torch.tensor(birth.slopes, dtype=stream.dtype)
         self.learned = torch.zeros(1, dtype=torch.float64) if spec.sink_logits else None
-        # One, or each head's.
-        self.patterns = contentless_patterns(len(stream), self.window, rates, self.learned, stream.device)
+        self.patterns = contentless_patterns(len(stream), self.window, None, self.learned, stream.device)  # of one head
         branch = self.strength * (self.patterns @ self._normed(stream) @ self.patterns.mT).mean(0)
         self.attention_scale = self._post_scale(branch)
         attention = _outer(branch, self.attention_scale)
@@ -223,7 +221,7 @@ class BornBlock:
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
         seen = _outer(above, self.attention_scale)
-        if self.birth.slopes is None and self.learned is None:
+        if self.learned is None:
             attended = spread_uniformly(seen, self.window)
         else:
             attended = (self.patterns.mT @ seen @ self.patterns).mean(0)

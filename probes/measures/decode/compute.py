@@ -29,8 +29,7 @@ streams without encoding; the rest is ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -147,11 +146,12 @@ def decode(
         except InputError as error:
             not_measured["recall"], options["recall"] = str(error), 0
     measured, pieces = bool(erase), pieces or Store()
-    readable = _read(model, tokens, fold, seed, pieces, part(progress, 0.0, READ if measured else 1.0))
-    variables = _of_readers(readable, fold)
-    coords: dict[str, Any] = {"layer": range(model.spec.blocks + 1)}
+    halves = [[fold.prompts(half=half, quarter=quarter) for quarter in (0, 1)] for half in (0, 1)]
+    whole, layers = part(progress, 0.0, READ if measured else 1.0), range(model.spec.blocks + 1)
+    variables = _of_readers(_read(model, tokens, halves, layers, seed, pieces, whole), fold)
+    coords: dict[str, Any] = {"layer": layers}
     if measured:
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, Piece] = {}
         for n, (name, (what, where)) in enumerate(names.items()):
             views = [_view(model, tokens[fold.prompts(half=1 - h)], what, where, rank, seed + h) for h in (0, 1)]
             share = part(progress, *(READ + CHANGED * at / len(names) for at in (n, n + 1)))
@@ -212,30 +212,36 @@ def _view(model: View, reference: Tensor, what: Any, where: Any, rank: int, seed
 
 
 def _read(
-    model: View, tokens: Tensor, fold: Folds, seed: int, store: Store, progress: Progress | None
+    view: View,
+    tokens: Tensor,
+    groups: Sequence[Sequence[list[int]]],
+    layers: range,
+    seed: int,
+    store: Store,
+    progress: Progress | None,
 ) -> Float[np.ndarray, "prompt layer target"]:
-    """R^2 on every prompt by readers fitted on the other half."""
-    layers = model.spec.blocks + 1
-    at_once = max(1, SUMS_BYTES // (4 * 8 * model.spec.width**2))
-    chunks = [range(start, min(start + at_once, layers)) for start in range(0, layers, at_once)]
-    report = Tally(progress, len(tokens) * (2 * len(chunks) + 1))
+    """R^2 on the prompts of two groups, each of two parts, in their order, by readers fitted on the other group."""
+    at_once = max(1, SUMS_BYTES // (4 * 8 * view.spec.width**2))
+    chunks = [layers[start : start + at_once] for start in range(0, len(layers), at_once)]
+    group_of = {n: number for number, group in enumerate(groups) for some in group for n in some}
+    prompts = sorted(group_of)
+    report = Tally(progress, len(prompts) * (2 * len(chunks) + 1))
 
     def fit(n: int) -> Piece:
-        half, chunk = n % 2, chunks[n // 2]
-        parts = (fold.prompts(half=half, quarter=0), fold.prompts(half=half, quarter=1))
-        return trained(model, tokens, parts, chunk, seed, report)
+        one, other = groups[n % 2]
+        return trained(view, tokens, (one, other), chunks[n // 2], seed, report)
 
     pieces = store.each("fit", 2 * len(chunks), fit)
     readers = [
-        {name: np.concatenate([piece[name] for piece in pieces[half::2]]) for name in pieces[0]} for half in (0, 1)
+        {name: np.concatenate([piece[name] for piece in pieces[group::2]]) for name in pieces[0]} for group in (0, 1)
     ]
 
-    def tried(n: int) -> Piece:
-        found = explained(model, tokens, n, readers[1 - (int(fold.unit[n]) & 1)], range(layers), seed)
+    def tried(at: int) -> Piece:
+        found = explained(view, tokens, prompts[at], readers[1 - group_of[prompts[at]]], layers, seed)
         report()
         return {"r2": found}
 
-    r2 = store.each("tried", len(tokens), tried).stacked("r2")
+    r2 = store.each("tried", len(prompts), tried).stacked("r2")
     report.finish()
     return r2
 
@@ -259,16 +265,6 @@ def _over(
 # ------------------------------------------------------------------------------------------------------- interventions
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What was measured under one intervention."""
-
-    by_prompt: dict[str, Float[np.ndarray, " prompt"]]  # loss, kl, r2_last
-    by_list: dict[str, Float[np.ndarray, " list"]]  # recall; empty where it was not measured
-    residual: Float[np.ndarray, "resample band"] | None
-    sizes: dict[str, Float[np.ndarray, " layer"]]  # rank and removed; NaN where nothing is erased
-
-
 def _outcome(
     model: View,
     views: Sequence[View],
@@ -277,13 +273,15 @@ def _outcome(
     options: Mapping[str, Any],
     pieces: Store,
     progress: Progress | None,
-) -> Outcome:
-    """One intervention: `views[h]` is what the documents of half h are measured on, estimated on the other half."""
+) -> Piece:
+    """Everything in `SAID` and `SIZES`, and `residual` [resample, band], under one intervention, where it was measured.
+
+    `views[h]` is what the documents of half h are measured on, estimated on the other half.
+    """
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
     count, last = len(tokens), model.spec.blocks
-    found = {name: np.zeros(count) for name in ("loss", "kl", "r2_last")}
-    recalled: dict[str, list[np.ndarray]] = {"recall_log_p": [], "recall_exact": []}
-    residual: list[np.ndarray] = []
+    found = {name: np.zeros(count) for name in ("loss", "kl", "r2_last")} | _sizes(model, views)
+    by_half: dict[str, list[np.ndarray]] = {"recall_log_p": [], "recall_exact": [], "residual": []}
     for half, view in enumerate(views):
         own = fold.prompts(half=half)
 
@@ -295,26 +293,24 @@ def _outcome(
         loss, kl = consequences(view, tokens[own], original, halved("loss"), pieces=kept)
         found["loss"][own] = _mean(loss[:, 1:])
         found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
-        found["r2_last"][own] = _read_anew(
-            view, tokens, fold, half, range(last, last + 1), options["seed"], kept, halved
-        )
+        quarters = [[fold.prompts(half=half, quarter=q, eighth=eighth) for eighth in (0, 1)] for q in (0, 1)]
+        r2 = _read(view, tokens, quarters, range(last, last + 1), options["seed"], kept, halved("readers"))
+        found["r2_last"][own] = r2[:, 0, TARGETS.index("position")]
         if options["bands"] is not None:
             named = None if fold.documents is None else [fold.documents[n] for n in own]
             drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, named)
             forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, halved("leakage"), pieces=kept)
-            residual.append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
+            by_half["residual"].append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
         if options["recall"]:
             lists: dict[str, Any] = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1}
             lists |= {"contexts": options["recall"] // 2, "seed": options["seed"] + half}
             ds = retrieval(view, **lists, pieces=kept, progress=halved("recall"))
-            for name, values in recalled.items():
-                values.append(ds[name.removeprefix("recall_")].values.mean(1))
-    return Outcome(
-        found,
-        {name: np.concatenate(values) for name, values in recalled.items() if values},
-        np.mean(residual, axis=0) if residual else None,
-        _sizes(model, views),
-    )
+            for name in ("log_p", "exact"):
+                by_half[f"recall_{name}"].append(ds[name].values.mean(1))
+    for name, values in by_half.items():
+        if values:
+            found[name] = np.mean(values, axis=0) if name == "residual" else np.concatenate(values)
+    return found
 
 
 def _mean(losses: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
@@ -322,37 +318,6 @@ def _mean(losses: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " 
     known = ~np.isnan(losses)
     total, number = np.where(known, losses, 0).sum(1), known.sum(1)
     return np.divide(total, number, out=np.full(len(losses), np.nan), where=number > 0)
-
-
-def _read_anew(
-    view: View,
-    tokens: Tensor,
-    fold: Folds,
-    half: int,
-    layers: range,
-    seed: int,
-    pieces: Store,
-    heard: Callable[[str], Progress | None],
-) -> Float[np.ndarray, " prompt"]:
-    """R^2 on the prompts of a half, in their order, by readers of this view fitted on the other part of that half."""
-    own = fold.prompts(half=half)
-    report = Tally(heard("readers"), 3 * len(own))
-
-    def fit(quarter: int) -> Piece:
-        one, other = (fold.prompts(half=half, quarter=quarter, eighth=eighth) for eighth in (0, 1))
-        return trained(view, tokens, (one, other), layers, seed, report)
-
-    readers = list(pieces.each("fit", 2, fit))
-
-    def tried(n: int) -> Piece:
-        quarter = int(fold.unit[own[n]]) >> 1 & 1
-        found = explained(view, tokens, own[n], readers[1 - quarter], layers, seed)
-        report()
-        return {"r2": found[0, :1]}
-
-    r2 = pieces.each("tried", len(own), tried).stacked("r2")[:, 0]
-    report.finish()
-    return r2
 
 
 def _sizes(model: View, views: Sequence[View]) -> dict[str, Float[np.ndarray, " layer"]]:
@@ -378,35 +343,28 @@ SIZES = {
 }
 
 
-def _of_outcomes(outcomes: Mapping[str, Outcome], fold: Folds) -> dict[str, tuple[Any, ...]]:
+def _of_outcomes(outcomes: Mapping[str, Piece], fold: Folds) -> dict[str, tuple[Any, ...]]:
     """The variables along `intervention`; changes are those from the first one, the model as it is."""
     found: dict[str, tuple[Any, ...]] = {}
-    every = list(outcomes.values())
-    lists = len(next(iter(every[0].by_list.values()), ()))
-    for name, (said, unit) in SAID.items():
-        of_prompts = name in every[0].by_prompt
-        if not of_prompts and not every[0].by_list:
-            continue
-        of = [one.by_prompt[name] if of_prompts else one.by_list[name] for one in every]
-        values = np.stack(of, 1)  # [sample, intervention]
-        samples = fold.unit if of_prompts else np.arange(lists) // 2
+    every = {name: np.stack([one[name] for one in outcomes.values()], 1) for name in outcomes[NONE]}
+    for name in (name for name in SAID if name in every):
+        said, unit = SAID[name]
+        values, of_lists = every[name], name.startswith("recall")  # [sample, intervention]
+        samples = np.arange(len(values)) // 2 if of_lists else fold.unit
         along = Variable(("intervention",), said, unit)
         found |= _over(name, along, values, samples)
         if name != "kl":
             change = along._replace(long_name=f"{said}, change by the intervention")
             found |= _over(f"{name}_change", change, values - values[:, :1], samples)
-        if of_prompts:
+        if not of_lists:
             found[f"{name}_by_prompt"] = Variable(("intervention", "prompt"), said, unit).of(values.T)
     for name, said in SIZES.items():
-        values = np.stack([one.sizes[name] for one in every])
-        found[name] = Variable(("intervention", "layer"), said).of(values)
-    parts = [one.residual for one in every if one.residual is not None]
-    if parts:
-        residual = np.stack(parts, 1)  # [resample, intervention, band]
-        along = Variable(
-            ("intervention", "band"), "V(X), residual component of leakage without the constant sink", "nat^2"
-        )
+        found[name] = Variable(("intervention", "layer"), said).of(every[name].T)
+    if "residual" in every:
+        residual = every["residual"]  # [resample, intervention, band]
+        said = "V(X), residual component of leakage without the constant sink"
+        along = Variable(("intervention", "band"), said, "nat^2")
         found |= with_ends("residual", along, residual)
-        change = along._replace(long_name=f"{along.long_name}, change by the intervention")
+        change = along._replace(long_name=f"{said}, change by the intervention")
         found |= with_ends("residual_change", change, residual - residual[:, :1])
     return found

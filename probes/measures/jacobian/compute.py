@@ -26,6 +26,7 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -127,7 +128,7 @@ def jacobian(
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     planned, checked = min(width, most), False
-    pace, report = paced(model, end, apart.lowest, chunk), Tally(progress, float(len(tokens) * planned))
+    pace, report = paced(model, end, apart.lowest, chunk), Tally(progress)
 
     def measured(n: int) -> Piece:
         """Prompt n's estimate, again in smaller chunks where memory runs out; the first is checked closely."""
@@ -148,7 +149,10 @@ def jacobian(
                 pace.slow_down(error, model, end)
             report.done, checked = before, False
 
-    by_prompt = (pieces or Store()).each("jacobian", len(tokens), measured)
+    def expect(numbers: Iterable[int]) -> None:
+        report.expect(float(len(list(numbers)) * planned))
+
+    by_prompt = (pieces or Store()).each("jacobian", len(tokens), measured, before=expect)
     report.finish()
     used = by_prompt.stacked("engines")
     options = {
