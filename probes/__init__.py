@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import theory as theory
+    from .compare import compare_results as compare_results
     from .data.prompts import draw as draw
     from .data.prompts import prompts as prompts
     from .errors import InputError as InputError
-    from .figures import bos_figure as bos_figure
     from .measure import chart as chart
     from .measures.agreement import agreement as agreement
     from .measures.agreement import portrait as portrait
@@ -47,12 +47,10 @@ if TYPE_CHECKING:
     from .results.dataset import load as load_result  # noqa: F401
     from .results.dataset import save as save_result  # noqa: F401
     from .results.profiles import shape as shape
-    from .studies.compare import compare_results as compare_results
 
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
     "errors": "InputError",
-    "figures": "bos_figure",
     "measure": "chart",
     "measures.agreement": "agreement portrait",
     "measures.bos_swap": "bos_swap",
@@ -74,7 +72,7 @@ _NAMES = {  # by module
     "results.curves": "relative_error rms_profile",
     "results.dataset": "combine",
     "results.profiles": "shape",
-    "studies.compare": "compare_results",
+    "compare": "compare_results",
 }
 _WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
 _WHERE |= {"load_result": ("results.dataset", "load"), "save_result": ("results.dataset", "save")}

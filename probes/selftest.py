@@ -35,7 +35,6 @@ from torch import Tensor
 from .data.prompts import prompts
 from .errors import reason
 from .measure import measure, questions
-from .measures.bos_swap import bos_swap
 from .measures.inspect import inspect
 from .models.load import load
 from .models.view import View
@@ -52,10 +51,7 @@ MEANS = "_of_model"  # how their names end
 BINNED = {"median_magnitude": 4e-3, "top_ratio": 4e-3}  # two bins, each up to 0.2 % wide
 
 TEXT = "def area(width, height):\n    return width * height\n"
-SWAP: dict[str, Any] = {"profile_prompts": 1, "products": 32, "recall": 2, "bootstrap": 50}
 TRIALS: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
-    "bos-swap, mean@1:keys": partial(bos_swap, replacement="mean@1:keys", **SWAP),
-    "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, bootstrap=50),
     "inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32),
 }
 TRIALS |= {trial: call for name in questions() for trial, call in measure(name).trials.items()}

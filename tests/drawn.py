@@ -1,22 +1,18 @@
-"""Results as the probes make them, of random numbers and any size, and what figures of them hold."""
+"""Results as measures make them, of random numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from probes.figures import bos_figure
 from probes.measures.leakage import PARTS, SOURCES
 from probes.results.dataset import dataset
 
 BANDS = {"band": ["9-31", "32-63"], "band_first": (("band",), [9, 32]), "band_last": (("band",), [31, 63])}
-LAYERS, HEADS, LENGTH = 3, 4, 64  # unless told
+LENGTH = 64
 
 
 def made(variables: dict[str, tuple[Any, ...]], coords: dict[str, Any], **attrs: Any) -> xr.Dataset:
@@ -51,58 +47,10 @@ def leakage_result() -> xr.Dataset:
     return made(with_intervals(variables, 0.02), {"part": list(PARTS), "source": list(SOURCES), **BANDS})
 
 
-def bos_result(replacement: str | int = "mean", *, layers: int = LAYERS, heads: int = HEADS) -> xr.Dataset:
-    random = np.random.default_rng([layers, len(str(replacement))])
-    variables = with_intervals(
-        {
-            "removed_of_model": (("band",), np.array([0.35, np.nan])),
-            "residual_before_of_model": (("band",), random.uniform(size=2)),
-            "residual_after_of_model": (("band",), random.uniform(size=2)),
-            "loss_change": (("position",), np.append(random.normal(size=LENGTH - 1), np.nan)),
-        },
-        0.1,
+def bos_result(seed: int = 0) -> xr.Dataset:
+    """The residual component before and after, by band, of one replacement."""
+    sizes = np.random.default_rng(seed).uniform(size=(2, 2))
+    names = ("residual_before_of_model", "residual_after_of_model")
+    return made(
+        with_intervals({name: (("band",), values) for name, values in zip(names, sizes, strict=True)}, 0.1), BANDS
     )
-    for when in ("before", "after"):
-        variables[f"alpha_{when}"] = (("layer", "head"), random.uniform(size=(layers, heads)))
-        variables[f"sensitivity_{when}"] = (("position",), random.uniform(0.1, 1, LENGTH))
-    coords = {**BANDS, "layer": range(layers)}
-    return made(variables, coords, replacement=replacement, options={"profile_prompts": 4})
-
-
-def several(*replacements: str | int, **sizes: int) -> xr.Dataset:
-    """As the command line joins them: `replacement` leads on all variables but the tokens."""
-    results = [bos_result(replacement, **sizes) for replacement in replacements]
-    names = xr.DataArray([str(r) for r in replacements], dims="replacement", name="replacement")
-    joined = xr.concat([ds.drop_vars("tokens") for ds in results], names, combine_attrs="drop_conflicts")
-    return joined.assign(tokens=results[0]["tokens"])
-
-
-DRAWN: list[tuple[Callable[..., Figure], Callable[[], xr.Dataset], str]] = [
-    (bos_figure, bos_result, "bos-swap"),
-]
-
-
-def labelled(figure: Figure, label: str) -> Axes:
-    """The panel, or the first one, of a row."""
-    return next(axes for axes in figure.axes if axes.get_ylabel() == label)
-
-
-def drawn(axes: Axes, **look: str) -> list[np.ndarray]:
-    """Heights of the lines of a colour, marker or line style."""
-    lines = [line for line in axes.lines if all(getattr(line, f"get_{name}")() == x for name, x in look.items())]
-    return [np.array(line.get_ydata(), dtype=float) for line in lines]
-
-
-def ends_of(lines: Any) -> np.ndarray:
-    """Corners [line, end, x or y] of a collection of straight lines."""
-    return np.array([path.vertices for path in lines.get_paths()], dtype=float)
-
-
-def text_of(figure: Figure) -> str:
-    return str(figure.get_supxlabel()).replace("\n", " ")
-
-
-def legends_of(figure: Figure) -> set[str]:
-    """Texts of all legends, in panels and beside them."""
-    inside = [legend for axes in figure.axes if (legend := axes.get_legend()) is not None]
-    return {text.get_text() for legend in (*figure.legends, *inside) for text in legend.get_texts()}

@@ -27,7 +27,6 @@ def main() -> None:
     from probes.cli.main import main as headwater
     from probes.measure import measure, questions
     from probes.results.dataset import load
-    from probes.studies import survey  # noqa: F401
     from toy import match, train  # noqa: F401
 
     if command[0] in questions():

@@ -18,21 +18,14 @@ from probes.measure import measure
 from probes.measures.leakage import leakage
 from probes.options import Prompts
 from probes.run import processes
-from probes.studies.survey import survey
 from probes.theory.kernel import second_moment
 
-SURVEYS: dict[str, dict[str, Any]] = {
-    "bos-swap": {
-        "prompts": 4,
-        "length": 32,
-        "options": {"replacement": ["mean", "zero"], "bootstrap": 9, "products": 20},
-    },
-}
 # By folder: the measure, prompts and their length, options.
 RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "trajectory": ("trajectory", 5, 32, {"starts": 4}),
     "leakage": ("leakage", 5, 32, {"bootstrap": 9}),
     "sinks": ("sinks", 5, 32, {"reacts": "mean", "evict": "1", "keep": "8", "effect": "2"}),
+    "bos-swap": ("bos-swap", 4, 32, {"replace": "mean,zero", "bootstrap": 9, "products": 20}),
     "decode": ("decode", 9, 32, {"erase": "2", "bootstrap": 9, "recall": 0}),
     "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": 40}),
     "resumed": ("jacobian", 4, 24, {"products": 40, "conditions": "pretrained"}),
@@ -50,8 +43,6 @@ BEGUN = 2  # pieces of "resumed", one of each prompt
 
 def everything(folder: Path) -> None:
     """Run all studies; results into folders of their names."""
-    for name, given in SURVEYS.items():
-        survey(["tiny-llama"], folder / name, name, **given)  # type: ignore[arg-type]
     for name in RUNS:
         one(name, folder)
 

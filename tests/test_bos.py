@@ -17,16 +17,18 @@ from torch import Tensor
 from torch.nn import functional
 
 import probes
+from probes.headlines import numbers
 from probes.measures import consequences
-from probes.measures.bos_swap import DEFINITIONS, State, removed, state
+from probes.measures.bos_swap import MEASURE
 from probes.measures.bos_swap import bos_swap as checked_bos_swap
+from probes.measures.bos_swap.compute import DEFINITIONS, removed
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.measures.trajectory import trajectory
 from probes.models import swap as swap_module
 from probes.models.edited import Edited
 from probes.models.swap import mean_embedding, parse_replacement, swapped
-from probes.models.view import Attention, Edit, View
+from probes.models.view import Edit, View
 
 bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages
 KINDS: list[Any] = [0, 17, "mean", "zero", "random"]
@@ -54,8 +56,8 @@ def test_mean_is_over_every_token_at_position_0_however_they_are_cut(name, backe
     whole = mean_embedding(model)
     for given in (swapped(model, "mean").embed(some_tokens())[:, 0].double(), whole):
         torch.testing.assert_close(given, every.mean(0).expand_as(given), rtol=1e-5, atol=1e-6)
-    for numbers in (3 * WIDTH + 1, 1):  # a wide model: at least one at a time
-        monkeypatch.setattr(swap_module, "EMBEDDING_NUMBERS", numbers)
+    for most in (3 * WIDTH + 1, 1):  # a wide model: at least one at a time
+        monkeypatch.setattr(swap_module, "EMBEDDING_NUMBERS", most)
         torch.testing.assert_close(mean_embedding(model), whole, rtol=0, atol=1e-12)
 
 
@@ -78,26 +80,17 @@ def test_random_vectors_have_the_norm_of_what_they_replace():
 def test_it_is_a_view_of_the_same_model(name, backend):
     model, tokens = view(name, backend), some_tokens(1)
     other = swapped(model, "mean")
-    assert isinstance(other, View)
     for attribute in ("spec", "tokenizer", "device", "dtype", "identity", "bos"):
         assert getattr(other, attribute) == getattr(model, attribute)
     embedded = other.embed(tokens)
     edit = Edit("value", 1, lambda value: 2 * value)
     one, two = (seen.trace(embedded, attention=True, edits=(edit,)) for seen in (model, other))
     assert all(torch.equal(a, b) for a, b in zip(one.residual, two.residual, strict=True))
-    assert torch.equal(two.residual[0], embedded)
     assert torch.equal(one.attention[2].query, two.attention[2].query)
     seen: list[int] = []
-
-    def watch(layer: int, attention: Attention) -> None:
-        seen.append(layer)
-
-    with other.watching(watch), torch.no_grad():
-        last = other.residual(embedded, edits=(edit,))
-    assert torch.equal(last, two.residual[-1])
+    with other.watching(lambda layer, attention: seen.append(layer)), torch.no_grad():
+        assert torch.equal(other.residual(embedded, edits=(edit,)), two.residual[-1])
     assert seen == list(range(BLOCKS))
-    assert torch.equal(other.output_weights(1), model.output_weights(1))
-    assert (other.parts(0) is None) == (model.parts(0) is None)
 
 
 def test_fresh_weights_are_swapped_anew_and_two_swaps_are_the_second():
@@ -201,6 +194,17 @@ def test_before_and_after_are_what_the_probes_say(name, backend, monkeypatch):
     assert np.isnan(found.removed.values[~there]).all()
     of_model = 1 - residual["after"].mean(0) / residual["before"].mean(0)
     np.testing.assert_allclose(found.removed_of_model, np.where(residual["before"].mean(0) > 0, of_model, np.nan))
+    expected = {
+        "sink rate, after": sink.sink_rate.mean(),
+        "loss, change (nat)": found.loss_after[1:].mean() - found.loss_before[1:].mean(),
+        "residual component removed, the constant sink left in": of_model[0],
+    }
+    headlines = {number.name: number for number in numbers(MEASURE, found)}
+    for name, value in expected.items():
+        assert headlines[name].where.startswith("mean")
+        assert headlines[name].interval.value == pytest.approx(float(value), rel=1e-5)
+    effects = MEASURE.tables({"ape": found})[0]
+    assert float(effects.rows[0][2]) == pytest.approx(float(found.sink_rate_before.mean()), abs=5e-4)
 
 
 def test_fraction_removed_by_hand():
@@ -219,11 +223,8 @@ def test_fraction_removed_by_hand():
 
 def test_nothing_is_removed_of_weights_that_are_none():
     """Bands [1]: one head of one block varies by more than a number in [0, 1] can."""
-    before, after = (
-        State({}, {"weight": np.full((3, 3, 2, 2, 2), by)}, xr.Dataset(), np.zeros((1, 1)), None, None, None)
-        for by in (0.02, 0.01)
-    )
-    before.leaks["weight"][:, 0, 1, 1, 1], before.leaks["weight"][:, 1, 1, 1, 1] = 1e95, -1e95
+    before, after = ({"weight": np.full((3, 3, 2, 2, 2), by)} for by in (0.02, 0.01))
+    before["weight"][:, 0, 1, 1, 1], before["weight"][:, 1, 1, 1, 1] = 1e95, -1e95
     for name in ("source of the stream, weights", "all of leakage, weights"):
         estimate, low, high = removed(DEFINITIONS[name](before), DEFINITIONS[name](after))
         np.testing.assert_allclose([estimate, low, high], [[0.5, np.nan]] * 3)
@@ -246,63 +247,34 @@ def test_result_is_complete(tmp_path):
     plain = bos_swap(model, tokens, replacement="zero", **(SMALL | {"bootstrap": 0}))
     assert not [name for name in plain if str(name).endswith(("_low", "_high"))]
     xr.testing.assert_allclose(plain.leakage_change, found.leakage_change, rtol=1e-9, atol=1e-12)
-    before = state(model, tokens, **SMALL)  # measured once, it serves every replacement
-    together = bos_swap(model, tokens, replacement="zero", before=before, **SMALL)
-    xr.testing.assert_identical(together.drop_attrs(deep=False), found.drop_attrs(deep=False))
-    assert together.attrs["options"] == found.attrs["options"]
-    for other, given, changed, says in (
-        (model, tokens, {"seed": 1}, "seed"),
-        (model, tokens, {"bootstrap": 5, "products": 7}, "bootstrap, products"),
-        (model, tokens.flip(0), {}, "tokens"),
-        (model.reinitialized(0), tokens, {}, "weights"),
-    ):
-        with refused(f"before was measured with other {says}; "):
-            bos_swap(other, given, before=before, **(SMALL | changed))
+    both = bos_swap(model, tokens, replacement=["zero", "without-0@1"], **SMALL)  # the model as it is, measured once
+    alone = bos_swap(model, tokens, replacement="without-0@1", **SMALL)
+    for name, single in (("zero", found), ("without-0@1", alone)):
+        xr.testing.assert_identical(both.sel(replacement=name, drop=True).drop_attrs(), single.drop_attrs())
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
 
 
-def test_replacements_are_read():
+@pytest.mark.usefixtures("unchecked")
+def test_bad_replacements_and_options_are_refused():
     assert [parse_replacement(value) for value in ("mean", "zero", "random", "0", "17")] == [*KINDS[2:], 0, 17]
     for value in ("", "Mean", "-1", "1.5", "1_0", "bos", "²"):
         with refused(f"replacement '{value}'", "mean, zero, random, drawn or a token id"):
             parse_replacement(value)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_replacements_are_refused():
-    model = view("llama")
-    given: Any
-    for given in (-1, VOCABULARY):
-        with refused(f"replacement id {given} ", f"0 to {VOCABULARY - 1}"):
-            swapped(model, given)
-    for given in (True, False, None, 1.0, "median", ""):
-        with refused(f"replacement '{given}'", "mean, zero, random, drawn or a token id"):
-            swapped(model, given)
-    assert swapped(model, np.int64(0)).replacement == 0  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_options_are_refused():
     model, tokens = view("llama"), some_tokens()
+    for wrong in (-1, VOCABULARY):
+        with refused(f"replacement id {wrong} ", f"0 to {VOCABULARY - 1}"):
+            swapped(model, wrong)
+    other: Any
+    for other in (True, False, None, 1.0, "median", ""):
+        with refused(f"replacement '{other}'", "mean, zero, random, drawn or a token id"):
+            swapped(model, other)
     with refused("replacement 'no'"):
         bos_swap(model, tokens, replacement="no")
-    wrong = {"bootstrap": (-1, 1.5), "seed": (-1,), "profile_prompts": (-1,), "products": (1, True)}
-    for name, values in wrong.items():
-        for value in values:
-            with refused(f"{name}={value} "):
-                bos_swap(model, tokens, **{name: value})
-    with refused("prompts", "at least 4"):
-        bos_swap(model, tokens[:3])
-    with refused("band 2-9"):
-        bos_swap(model, tokens, bands=((2, 9),))
-
-
-@pytest.mark.slow
-def test_a_sink_goes_with_bos_on_a_trained_model():
-    model = probes.load("tiny-llama", device="cpu")
-    found = bos_swap(model, probes.prompts(model, n=8, length=64), profile_prompts=1, products=16, bootstrap=50)
-    assert float(found.loss_change_of_model_low) > 0  # BOS is of use
-    assert float(found.alpha_before[-1].max()) > 0.3 > float(found.alpha_after[-1].max())
-    assert found.attrs["replacement"] == "mean"
+    for chosen in ([], ["mean", 17, "17"]):
+        with refused("give one or more, each once"):
+            bos_swap(model, tokens, replacement=chosen)
+    for name, value in (("bootstrap", 1.5), ("seed", -1), ("profile_prompts", -1), ("products", 1), ("products", True)):
+        with refused(f"{name}={value} "):
+            bos_swap(model, tokens, **{name: value})

@@ -27,7 +27,7 @@ LARGE, OTHER = "smollm2-135m", "q4_k_m"  # 30 blocks of 9 heads; another model w
 # By name: the chart function and the folder of a result to draw.
 CHARTS: dict[str, tuple[Callable[..., Figure], str]] = {
     name: (measure(name).chart, name) for name in questions() if (REPORTS / name).is_dir()
-}
+} | {"interventions": (measure("bos-swap").chart, "interventions/bos-swap")}
 
 
 @cache

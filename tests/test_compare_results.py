@@ -12,12 +12,12 @@ from commands import call
 from scipy.stats import t as student
 
 import probes
+from probes.compare import compare_results, comparison_report, pairing
 from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.results.dataset import dataset, save
 from probes.results.statistics import Interval, apart, jackknifed, paired
 from probes.results.ushape import shape_of
-from probes.studies.compare import compare_results, comparison_report, pairing
 
 LENGTH = 20
 EXACT = 1e-10
@@ -54,7 +54,6 @@ def measured():
         "jacobian": probes.jacobian(model, tokens, method="scalar"),
         "trajectory": probes.trajectory(model, tokens, starts=8),
         "leakage": leakage(model, tokens, bootstrap=20),
-        "bos-swap": probes.bos_swap(model, tokens, bootstrap=20, profile_prompts=1, products=4, recall=2),
         "decode": probes.decode(model, probes.prompts(model, n=8, length=16), erase=(1,), leakage=False, recall=0),
         "retrieval": probes.retrieval(model, pairs=9, digits=3, keys="apart", contexts=4, candidates=3),
     }
@@ -218,12 +217,6 @@ def test_a_result_beside_itself_differs_in_nothing(measured):
         known = [row for row in found.rows if math.isfinite(row.change.value)]
         assert known
         assert all(row.a == row.b and row.change.value == float(row.ratio) for row in known)
-    ds = measured["bos-swap"]  # replacements are compared like with like
-    two = xr.concat([ds, ds], "replacement", data_vars="minimal").assign_coords(replacement=["mean", "zero"])
-    two = two.assign({name: two[name].expand_dims(replacement=two["replacement"]) for name in ds if name != "tokens"})
-    found = compare_results(ds, two)
-    assert {row.of.split(",")[0] for row in found.rows} == {"mean"}
-    assert any("zero" in line for line in found.remarks)
 
 
 def test_leakage_is_compared_by_its_own_intervals(measured):
@@ -270,9 +263,6 @@ def test_erasures_and_interventions_are_compared_like_with_like(measured):
     np.testing.assert_allclose(found.row("loss, change (nat)", "direction 1").change[:3], expected, rtol=1e-9)
     assert found.row("loss, change (nat)", "shuffled 1").change.value == 0
     assert found.row("R^2, best layer").a == pytest.approx(float(ds["r2"].max()))
-    swap = measured["bos-swap"]
-    row = compare_results(swap, swap).row("recall, log p, change", "mean")
-    assert (row.a, row.how) == (pytest.approx(float(swap["recall_log_p_change"])), "own")
 
 
 def test_settings_that_differ_are_named(measured):

@@ -17,7 +17,6 @@ LAYERS = (
     ("probes.measures",),
     ("probes.table", "probes.compare"),
     ("probes.loop", "probes.selftest"),
-    ("probes.figures",),
     ("probes.studies", "probes.claims"),
     ("toy",),
     ("probes.report",),

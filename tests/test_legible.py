@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
-import xarray as xr
 from legible import faults
 from matplotlib.figure import Figure
 
 import toy.experiments.experiment as experiment
-from probes import charts, figures
+from probes import charts
 from probes.measures.map import MAP
 from probes.results.dataset import load
 from toy.match import MEASURE as MATCH
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 LONG = ("some-laboratory-model-0.5b-instruct-a", "another.house_s_language-model-q4_k_m")  # of 37 characters each
-# Results of a model of 30 blocks and 9 heads, by whose figure draws them.
-DRAWN: dict[str, tuple[Callable[..., Figure], str]] = {
-    "bos-swap": (figures.bos_figure, "bos-swap"),
-    "interventions": (figures.bos_figure, "interventions/bos-swap"),
-}
 
 
-@cache
-def committed(folder: str, model: str = "smollm2-135m") -> xr.Dataset:
-    return load(next((REPORTS / "llm" / folder).glob(f"*{model}.nc*")))
-
-
-def results(folder: str, names: Sequence[str]) -> dict[str, xr.Dataset]:
-    """Of the model of 30 blocks and, where there is one, of another whose logits go far beyond all others, by turns."""
-    both = [committed(folder)]
-    if list((REPORTS / "llm" / folder).glob("*q4_k_m.nc*")):
-        both.append(committed(folder, "q4_k_m"))
-    return {name: both[n % len(both)] for n, name in enumerate(names)}
-
-
-def drawn(figure: str, names: Sequence[str]) -> Figure:
-    if figure == "match":
-        return MATCH.chart(dict.fromkeys(names[:2], load(REPORTS / "llm" / "match" / "match.nc")))
-    draw, folder = DRAWN[figure]
-    return draw(results(folder, names))
-
-
-@pytest.mark.parametrize("figure", [*DRAWN, "match"])
-def test_texts_at_two_long_names(figure):
-    assert faults(drawn(figure, LONG)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [("ape",), (*LONG, "amodelwhosenameisonewordof36letterss", "ape", "bee")])
-@pytest.mark.parametrize("figure", [*DRAWN, "match"])
-def test_texts_at_other_names(figure, names):
-    assert faults(drawn(figure, names)) == []
+@pytest.mark.parametrize("names", [("ape",), LONG])
+def test_texts_of_toys_beside_models(names):
+    assert faults(MATCH.chart(dict.fromkeys(names, load(REPORTS / "llm" / "match" / "match.nc")))) == []
 
 
 def test_texts_of_the_map():

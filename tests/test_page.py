@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pages
 import pytest
-from drawn import bos_result, leakage_result, result, several
+import xarray as xr
+from drawn import bos_result, leakage_result, result
 from legible import LONG, faults
 from markupsafe import escape
 
@@ -19,12 +20,11 @@ from probes import report
 from probes.measure import measure
 from probes.measures.map import MAP
 from probes.report import models, overview, sections
-from probes.report.answers import ANSWERS
 from probes.report.page import is_number
 from probes.results.curves import band, smooth_between
 from probes.results.dataset import combine, load
 from probes.results.folder import Collected, collect
-from probes.results.profiles import profiles, shapes
+from probes.results.profiles import profiles
 from probes.table import tables
 from toy.match import MEASURE as MATCH
 
@@ -133,43 +133,13 @@ def test_real_language_models_stand_before_small_ones():
     assert list(report.leading({"a": small, "b": small}, ["other"])) == ["a", "b"]
 
 
-# ------------------------------------------------------------------------------------------------------- sentences
-
-
-def test_sentences_have_the_numbers_of_their_results():
-    runs = combine([result("pretrained", 0), result("init", 0)])
-    primacy, recency = (getattr(shapes(runs)["pretrained"], end).value for end in ("primacy", "recency"))
-    said = ANSWERS["jacobian"](runs)
-    assert [float(word) for word in re.findall(r"(\S+) \[", said)] == pytest.approx([primacy, recency], rel=0.01)
-    assert "U" in said
-
-    swap = several("mean", 17)
-    after = swap["alpha_after"].mean("head")
-    swap = swap.assign(sink_rate_before=after * 0 + 0.5, sink_rate_after=after)
-    said = ANSWERS["bos-swap"](swap)
-    assert "With the mean embedding at position 0 the sink rate goes from 50%" in said
-    assert f"to {float(after[0].mean()):.0%}, and" in said
-
-
-def test_sentences_of_committed_results():
-    def said(kind: str) -> str:
-        return ANSWERS[kind](load(LLM / kind / f"{kind}-smollm2-135m.nc"))
-
-    exact = load(LLM / "retrieval" / "retrieval-smollm2-135m.nc")["exact"].values.mean(0)
-    assert re.findall(r"(\d+)%", said("retrieval")) == [f"{100 * x:.0f}" for x in (exact[0], exact[-1], exact.min())]
-    r2 = load(LLM / "decode" / "decode-smollm2-135m.nc")["r2"].values
-    assert f"R² {r2.max():.2f} [" in said("decode")
-    assert f"block {r2.argmax()} reads" in said("decode")
-    assert re.search(r"predicts the profile of fresh weights to \d\.\d%\.", said("theory"))
-
-
 # --------------------------------------------------------------------------------------------------------- the picture
 
 
 def test_the_picture_has_profiles_predictions_and_sources():
     ds = combine([result("pretrained", 0), result("init", 0), result("init", 1)])
     ds["theory_score_path"] = ds["sensitivity"] * 1.1
-    leakage, swap = leakage_result(), several("mean", 17)
+    leakage, swap = leakage_result(), xr.concat([bos_result(), bos_result(1)], "replacement")
     figure = overview.chart({"ape": ds}, {"ape": leakage}, {"ape": swap})
     above, below = figure.axes
     fresh, told, _, smooth = (np.asarray(line.get_ydata(), dtype=float) for line in above.lines)

@@ -28,7 +28,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*shared.SURVEYS, *shared.RUNS])
+@pytest.mark.parametrize("name", shared.RUNS)
 def test_results_of_two_processes_are_those_of_one(both, name):
     one, two = (folder / name for folder in both)
     assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}  # no journal is left

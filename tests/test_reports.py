@@ -1,52 +1,14 @@
-"""Tables and sentences of surveys: what is not as usual, what decides, what is too uncertain to be printed."""
+"""Reports as they are printed, and numbers as text."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import pytest
-import xarray as xr
 
 from probes.cli.console import print_report
-from probes.results.dataset import load
-from probes.results.tables import Report, Table, interval, markdown, number, ranges
-from probes.studies.bos_report import bos_report
-from probes.studies.survey import PROBES
-
-REPORTED = Path(__file__).resolve().parent.parent / "reports" / "llm"
-
-
-def committed(folder: str) -> dict[str, xr.Dataset]:
-    """Results of the repository, in the order of their table."""
-    written = next((REPORTED / folder).glob("*.md")).read_text(encoding="utf-8")
-    results = {ds.attrs["model"]: ds for ds in map(load, (REPORTED / folder).glob("*.nc.xz"))}
-    return dict(sorted(results.items(), key=lambda item: written.index(f"| {item[0]} |")))
-
-
-@pytest.mark.parametrize("folder", ["bos-swap"])
-def test_committed_tables_are_those_of_the_committed_results(folder):
-    results, kind = committed(folder), folder.rpartition("/")[2]
-    report = PROBES[kind].report(results)
-    written = (REPORTED / folder / f"{kind}.md").read_text(encoding="utf-8")
-    lines = [report.title, report.described, *report.lines]
-    lines += [line for table in report.tables for line in markdown(table)]
-    assert [line for line in lines if line not in written] == []
-    assert len(lines) > 20
-
-
-def test_swaps_that_are_not_as_usual():
-    name, ds = next(iter(committed("bos-swap").items()))
-    removed, left_in, effects = bos_report({name: ds}).tables
-    single = ds.isel(replacement=1, drop=True).assign_attrs(replacement=str(ds["replacement"].values[1]))
-    alone = bos_report({name: single})
-    for table, whole in zip(alone.tables, (removed, left_in, effects), strict=True):
-        assert table.rows == [row for row in whole.rows if row[1] == single.attrs["replacement"]]
-    old = bos_report({name: single.drop_vars([name for name in single if "steady" in str(name)])}).tables
-    assert all(row[3:] == ["-"] * 3 for row in old[0].rows)  # made before the constant sink was told apart
-    assert old[1].rows == alone.tables[1].rows != alone.tables[0].rows
+from probes.results.tables import Report, Table, interval, number, ranges
 
 
 def test_what_is_printed_is_narrow_enough_to_read(capsys):

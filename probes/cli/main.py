@@ -21,7 +21,6 @@ from ..run import processes
 from .console import given, standing
 from .inspect import inspect
 from .measures import Commands
-from .measuring import bos_swap
 from .pages import compare, export, families, report, selftest
 from .training import map_, pretrain, toy
 
@@ -29,8 +28,8 @@ BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
-SHARED = ("bos-swap", *questions())
-COMMANDS = [map_, bos_swap]
+SHARED = questions()
+COMMANDS = [map_]
 COMMANDS += [inspect, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama

@@ -135,9 +135,9 @@ def compare(
       headwater compare base/jacobian.nc instruct/jacobian.nc
       headwater compare prose/leakage.nc code/leakage.nc --out prose-and-code.md
     """
+    from ..compare import compare_results, comparison_report
     from ..results.tables import write_report
     from ..run.files import require_free
-    from ..studies.compare import compare_results, comparison_report
 
     if out is not None:
         if out.suffix != ".md":

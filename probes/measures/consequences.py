@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
@@ -16,8 +14,6 @@ from ..data.recall import Maker, Rung, read_template
 from ..errors import InputError
 from ..models.checks import not_finite
 from ..models.view import View
-from ..results.statistics import jackknife
-from ..results.variables import Variable
 from ..run.precision import total
 from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
@@ -115,26 +111,3 @@ def check_recall(model: View, contexts: int) -> None:
     if contexts % 2:
         raise InputError(f"recall={contexts} is odd; lists come in couples")
     Maker(model, Rung(RECALLED), read_template("sentences"))
-
-
-def recalled(before: xr.Dataset | None, after: xr.Dataset | None) -> dict[str, tuple[Any, ...]]:
-    """Recall before and after, and its change, with intervals over couples of lists: over all depths, and by depth.
-
-    Nothing where it was not measured.
-    """
-    if before is None or after is None:
-        return {}
-    found: dict[str, tuple[Any, ...]] = {}
-    couples = before["context"].values // 2
-    for name, what, unit in (
-        ("log_p", "log probability of the value", "nat"),
-        ("exact", "share of exact answers", "1"),
-    ):
-        one, other = before[name].values, after[name].values
-        for when, values in (("before", one), ("after", other), ("change", other - one)):
-            said = f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap"
-            for of, dims, over in (("recall", (), None), ("recall_by_depth", ("depth",), 0)):
-                interval = jackknife(lambda some, over=over: some.mean(over), values, couples)
-                for end, value in zip(("", "_low", "_high"), interval, strict=True):
-                    found[f"{of}_{name}_{when}{end}"] = Variable(dims, said, unit).of(value)
-    return found

@@ -26,7 +26,6 @@ from ..data.prompts import draw as drawn
 from ..errors import InputError
 from ..loop import run
 from ..measure import measure as registered
-from ..measure import questions
 from ..measures.jacobian import PRODUCTS
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import View
@@ -37,16 +36,15 @@ from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable
 from ..run.progress import Advance, Part, announce
 from ..studies.runner import Given, Results, Subject, Told, holding, subjects
-from ..studies.survey import PROBES, survey
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
 KEY = "report_key"  # attribute of results: what they depend on
 FILES = ("index", "claims", "overview")  # of the page
-SWAPS = ("mean", "zero", "random")  # what is put at position 0
+SWAPS = "mean,zero,random"  # what is put at position 0
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
 QUICK_PROMPTS = {"scalar": 1, "trajectory": 4, "sinks": 8, "theory": 1, "jacobian": 4, "leakage": 8, "bos-swap": 4}
 QUICK_PRODUCTS = 8
-QUICK_OPTIONS = {"starts": 8, "replacement": ["mean"], "profile_prompts": 1, "products": QUICK_PRODUCTS}
+QUICK_OPTIONS = {"starts": 8, "replace": "mean", "profile_prompts": 1, "products": QUICK_PRODUCTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ def shortened(one: Study) -> Study:
 
 def studies(seed: int = 0) -> tuple[Study, ...]:
     """All studies of a report, those that take fewest passes first."""
-    swap = {"replacement": list(SWAPS), "seed": seed, "profile_prompts": 4, "products": PRODUCTS}
+    swap = {"replace": SWAPS, "bootstrap": 400, "profile_prompts": 4, "products": PRODUCTS}
     return (
         Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
         Study("trajectory", "trajectory", 32, options={"starts": 64}),
@@ -199,24 +197,12 @@ def _measure(
         save(made[file], file)
 
     part = Part(advance, _label(one, subject))
-    running: dict[str, Any] = {"told": told, "write": write, "advance": part}
-    if one.file in questions():
-        measured, chosen = registered(one.file), asked.chosen()
-        rule = {"initialization": asked.initialization} if one.fresh else {}
-        model, options = subject.model(), measured.options(**one.options, **rule)
-        how: dict[str, Any] = {"load": lambda name: model, "advance": part, "remark": told}
-        prompts = Prompts(**chosen | {"text": chosen["text"] and Path(chosen["text"]), "first": str(chosen["first"])})
-        run(measured, [subject.source], scratch, options, prompts, **how, finish=lambda _, results, __: write(results))
-    else:
-        survey(
-            [subject.source],
-            scratch,
-            PROBES[one.kind],
-            options=one.options,
-            **running,
-            **asked.chosen(),
-            **vars(asked.loading()),
-        )
+    measured, chosen = registered(one.file), asked.chosen()
+    rule = {"initialization": asked.initialization} if one.fresh else {}
+    model, options = subject.model(), measured.options(**one.options, **rule)
+    how: dict[str, Any] = {"load": lambda name: model, "advance": part, "remark": told}
+    prompts = Prompts(**chosen | {"text": chosen["text"] and Path(chosen["text"]), "first": str(chosen["first"])})
+    run(measured, [subject.source], scratch, options, prompts, **how, finish=lambda _, results, __: write(results))
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)

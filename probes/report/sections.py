@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import xarray as xr
 from matplotlib.figure import Figure
 
-from .. import figures
 from ..charts import inline, save, svg
 from ..claims.evidence import is_real
 from ..measure import Measure, measure, questions
 from ..results.folder import Collected
 from ..results.tables import Report, write_report
 from ..run.files import waiting
-from ..studies.bos_report import bos_report
 from ..table import tables
-from .answers import ANSWERS
 from .page import Section
 
 Results: TypeAlias = Mapping[str, xr.Dataset]
@@ -42,25 +39,6 @@ TITLES = {
 ORDER = tuple(TITLES)
 
 
-class Shown(NamedTuple):
-    """How results of one kind are shown."""
-
-    question: str
-    chart: Callable[[Results], Figure]
-    report: Callable[[Results], Report]
-
-
-# Measures that are not in the registry yet, by the folder of their results.
-OTHERS = {
-    "bos-swap": Shown("What changes when something else stands at position 0?", figures.bos_figure, bos_report),
-    "interventions/bos-swap": Shown(
-        "Does behaviour follow where attention has its sinks?",
-        figures.bos_figure,
-        bos_report,
-    ),
-}
-
-
 def leading(results: Results, first: Sequence[str] = ()) -> Results:
     """The results of the models named, else those of real language models, else all."""
     named = {name: ds for name, ds in results.items() if name in first}
@@ -76,7 +54,7 @@ def sections_of(
     the registry does not know.
     """
     known = {one.name: one for one in more}
-    kinds = [kind for kind in ORDER if collected[kind] and Path(kind).name in {*questions(), *OTHERS, *known}]
+    kinds = [kind for kind in ORDER if collected[kind] and Path(kind).name in {*questions(), *known}]
     kinds += [kind for kind in collected if kind in questions() and kind not in ORDER]
     parts = []
     for kind in kinds:
@@ -93,18 +71,10 @@ def sections_of(
 def _shown(kind: str, ahead: Results, results: Results, known: Mapping[str, Measure]) -> tuple[Section, Figure, Report]:
     """A kind's section but for its figure, that figure, and what is written into its table's file."""
     name, title = kind.replace("/", "-"), TITLES.get(kind, kind.replace("-", " ").capitalize())
-    if (command := Path(kind).name) in questions() or command in known:
-        one = known.get(command) or measure(command)
-        report = tables(one, results)
-        section = Section(
-            name, title, one.question, one.answer(ahead), "", one.caption, report.tables, [report.described]
-        )
-        return section, one.chart(ahead), report
-    other, answer = OTHERS[kind], ANSWERS.get(kind, lambda ds: "")
-    report = other.report(results)
-    answers = [f"{model}: {sentence}" for model, ds in ahead.items() if (sentence := answer(ds))]
-    notes = [report.described, *report.lines]
-    return Section(name, title, other.question, answers, tables=report.tables, notes=notes), other.chart(ahead), report
+    one = known.get(Path(kind).name) or measure(Path(kind).name)
+    report = tables(one, results)
+    section = Section(name, title, one.question, one.answer(ahead), "", one.caption, report.tables, [report.described])
+    return section, one.chart(ahead), report
 
 
 def _write(collected: Collected, kind: str, figure: Figure, report: Report) -> Path:

@@ -1,0 +1,214 @@
+"""What a model does without its first token: something else at position 0, or nothing there (`compute`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ... import options
+from ...measure import Headline, Measure
+from ...results.curves import estimate, relative_error, with_interval
+from ...results.tables import Table, estimated, interval, number, variance
+from ..jacobian import PRODUCTS
+from .chart import CAPTION, chart, of_several
+from .compute import DEFINITIONS, PROFILE_PROMPTS, bos_swap
+from .compute import removed as removed
+
+EFFECTS = {  # by variable: a number for each replacement, how it is called, and how it is written
+    "loss_change_of_model": ("loss, change (nat)", "+.4f"),
+    "kl_of_model": ("KL (nat)", ".4f"),
+    "recall_log_p_change": ("log p of values, change (nat)", "+.2f"),
+    "recall_exact_change": ("exact answers, change", "+.2f"),
+}
+COMPONENTS = {"_steady": "", "": ", the constant sink left in"}  # of the residual component: what is said of each
+NEVER_BELOW_0 = "kl_of_model"
+
+
+@dataclass(frozen=True)
+class Options(options.Bands):
+    """Put something else at position 0, or take it out of attention, and see what changes.
+
+    Writes bos-swap.nc, bos-swap.md and the chart: for every replacement the fraction of the residual component of leakage
+    that it removes in each band, and sink rate, loss, KL divergence, recall and Jacobian profile before and after. If
+    interrupted, the same command resumes.
+
+    Examples:
+      headwater bos-swap tiny-llama
+      headwater bos-swap tiny-llama tiny-qwen2 --replace mean,zero,random,17
+      headwater bos-swap ./checkpoint --bands 9-31 --profile-prompts 2
+      headwater bos-swap smollm2-135m --replace "mean@4,mean:keys,mean*0.4,without-0@8,held-log-z" --recall 12
+    """
+
+    replace: str = options.option(
+        "What to do at position 0, one after another: mean, zero, random, drawn, token ids, each with @BLOCK, :PART (keys, "
+        "values, both), *DOSE if wanted; without-0, constant-sink, held-log-z, equal-log-z, each with @BLOCK if wanted.",
+        "mean",
+    )
+    profile_prompts: int = options.option("Prompts of the Jacobian profile; 0: none.", PROFILE_PROMPTS)
+    products: int = options.option("Products of the profile's sketch, per prompt.", PRODUCTS, max=options.MOST_PRODUCTS)
+    recall: int = options.option("Lists of keys and values that recall is measured on; 0: none.", 0)
+
+    def values(self) -> dict[str, Any]:
+        """As `bos_swap` takes them."""
+        values = super().values()
+        chosen = values.pop("replace").split(",")
+        return values | {"replacement": chosen if chosen[1:] else chosen[0]}
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def _own(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """A variable of each replacement with its interval."""
+    return with_interval(of_several(ds), name)
+
+
+def _sink_rate(ds: xr.Dataset, when: str = "after") -> xr.DataArray:
+    return of_several(ds)[f"sink_rate_{when}"].mean("layer")
+
+
+def _profile_change(ds: xr.Dataset) -> float:
+    """|after / before - 1| of the Jacobian profile, mean over positions from 1 on; at position 0 stands something else."""
+    before, after = (ds[f"sensitivity_{when}"].values[1:] for when in ("before", "after"))
+    return relative_error(after, before)
+
+
+def each(results: Mapping[str, xr.Dataset]) -> Iterator[tuple[str, str, xr.Dataset]]:
+    """(model, replacement, its result)."""
+    for model, whole in results.items():
+        several = of_several(whole)
+        for name in map(str, several["replacement"].values):
+            yield model, name, several.sel(replacement=name)
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """What becomes of sinks, loss and V(X) under the first replacement, and how many replacements cost loss."""
+    lines = []
+    for model, whole in results.items():
+        ds = of_several(whole)
+        first = ds.isel(replacement=0)
+        before, after = (float(_sink_rate(ds, when)[0]) for when in ("before", "after"))
+        said = f"with {first['replacement'].item()} at position 0 the sink rate goes from {before:.0%} to {after:.0%}"
+        said += f", and the loss changes by {estimated(first, 'loss_change_of_model', '+.3g')} nat"
+        said += f"; {_component(first.isel(band=0))}"
+        if (count := ds.sizes["replacement"]) > 1 and "loss_change_of_model_low" in ds:
+            costly = int((ds["loss_change_of_model_low"] > 0).sum())
+            said += f"; {costly or 'none'} of {count} replacements clearly cost loss"
+        lines.append(f"{model}: {said}.")
+    return lines
+
+
+def _component(ds: xr.Dataset) -> str:
+    """What becomes of the residual component in a band, or that it is undecided."""
+    value, low, high = estimate(ds, "removed_steady_of_model")
+    component = f"the residual component of leakage (queries {ds['band'].item()})"
+    if 0 < low < high < np.inf:
+        return f"{component} falls by {interval(value, low, high, '.0%')}"
+    if -np.inf < low < high < 0:
+        return f"{component} grows by {interval(-value, -high, -low, '.0%')}"
+    return f"whether {component} changes is undecided"
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """What each replacement does to sinks and behaviour, what it removes per band, by all definitions, recall by depth."""
+    at = ("model", "replacement")
+    words = ("sink rate", "after", "loss", "after", *(name for name, _ in EFFECTS.values()), "profile")
+    found = [
+        Table("Sinks and behaviour", (*at, *words), [[*names, *_effects(ds)] for *names, ds in each(results)]),
+        *(
+            Table(
+                f"Residual component removed{words}",
+                (*at, "band", "before", "after", "removed"),
+                [
+                    [*names, str(band), *_removed(ds.sel(band=band), sink)]
+                    for *names, ds in each(results)
+                    for band in ds["band"].values
+                ],
+            )
+            for sink, words in COMPONENTS.items()
+        ),
+        _by_definition(results),
+        _recall_by_depth(results),
+    ]
+    return [table for table in found if table.rows]
+
+
+def _effects(ds: xr.Dataset) -> list[str]:
+    """Sink rate and loss before and after, `EFFECTS`, and the change of the profile."""
+    means = [ds[f"sink_rate_{when}"].mean() for when in ("before", "after")]
+    means += [ds[f"loss_{when}"][1:].mean() for when in ("before", "after")]  # a NaN at the last is left out
+    effects = [estimated(ds, name, form) if name in ds else "-" for name, (_, form) in EFFECTS.items()]
+    return [
+        *(number(mean, ".3f") for mean in means),
+        *effects,
+        number(_profile_change(ds), ".1%") if "sensitivity_before" in ds else "-",
+    ]
+
+
+def _removed(ds: xr.Dataset, sink: str) -> list[str]:
+    sizes = [estimated(ds, f"residual{sink}_{when}_of_model", said=variance) for when in ("before", "after")]
+    return [*sizes, estimated(ds, f"removed{sink}_of_model", ".0%")]
+
+
+def _by_definition(results: Mapping[str, xr.Dataset]) -> Table:
+    """What every definition of "removed" says, in the first band."""
+    rows = [
+        [*of, *(estimated(ds.isel(band=0), "removed_by", ".0%", definition=name) for name in DEFINITIONS)]
+        for *of, ds in each(results)
+        if "removed_by" in ds
+    ]
+    return Table("Removed in the first band, by definition", ("model", "replacement", *DEFINITIONS), rows)
+
+
+def _recall_by_depth(results: Mapping[str, xr.Dataset]) -> Table:
+    """Log p of values by the depth of the pair, where it was measured."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for model, replacement, ds in each(results):
+        for name, when in (("-", "before"), (replacement, "after")):
+            if (of := f"recall_by_depth_log_p_{when}") in ds:
+                rows[model, name] = [number(value, ".2f") for value in ds[of]]
+    depths = tuple(str(n) for n in range(max(map(len, rows.values()), default=0)))
+    return Table(
+        "Recall, log p (nat) by the depth of the pair",
+        ("model", "replacement", *depths),
+        [[*names, *row] for names, row in rows.items()],
+    )
+
+
+RESAMPLED = {"bootstrap": 50}
+MEASURE = Measure(
+    name="bos-swap",
+    question="What changes when something else stands at position 0?",
+    compute=bos_swap,
+    options=Options,
+    headlines=(
+        Headline("sink rate, after", _sink_rate),
+        *(
+            Headline(words, partial(_own, name=name), ratio=name == NEVER_BELOW_0, form=form)
+            for name, (words, form) in EFFECTS.items()
+        ),
+        *(
+            Headline(f"residual component removed{words}", partial(_own, name=f"removed{sink}_of_model"), form=".0%")
+            for sink, words in COMPONENTS.items()
+        ),
+    ),
+    answer=answer,
+    tables=tables,
+    chart=chart,
+    caption=CAPTION,
+    defaults={"prompts": 128},
+    trials={
+        "bos-swap, mean@1:keys": partial(
+            bos_swap, replacement="mean@1:keys", profile_prompts=1, products=32, recall=2, **RESAMPLED
+        ),
+        "bos-swap, held-log-z": partial(bos_swap, replacement="held-log-z", profile_prompts=0, **RESAMPLED),
+    },
+)
