@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import resource
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import MIB, llama, parser, peak_of, random_tokens, ratio, resident, section, turns
+from common import MIB, llama, parser, peak_of, random_tokens, ratio, section, turns
 from torch import Tensor
 
 import probes
@@ -33,7 +30,7 @@ CONTENDERS = {
 }
 TEXT = (
     "One prompt of T random tokens; random Llama, float32; a process for each contender. Times are multiples of the plain "
-    "pass timed in turn; one round from T = 8,192 on. Memory is the peak above the loaded "
+    "pass timed in turn; one round at T = 8,192. Memory is the peak above the loaded "
     "model. All but the plain pass end with [Gu]'s alpha of the first keys, which `probes.sinks` gives beside the other "
     "statistics of sinks; the last column is its largest difference at key 0. `output_attentions` collects the patterns of "
     "all blocks; hooks reduce each pattern as it passes, the best that can be done with a pattern that is there as a whole."
@@ -81,19 +78,11 @@ def contender(name: str, model: Any) -> Callable[[Tensor], Tensor | None]:
 
 @torch.no_grad()
 def measured(name: str, width: int, blocks: int, length: int) -> tuple[dict[str, list[float]], int, np.ndarray | None]:
-    """(seconds of the contender and of the plain pass by round, bytes at the peak, alpha of key 0).
-
-    Raises:
-        RuntimeError: memory ran out.
-    """
+    """(seconds of the contender and of the plain pass by round, bytes at the peak, alpha of key 0)."""
     model = llama(width, blocks, heads=4, length=max(4096, length))
     plain, own = contender("plain", model), contender(name, model)
     for call in (plain, own):
         call(random_tokens(SHORT))
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
-    # Address space is limited, so that an allocation fails before the machine runs out of memory.
-    resource.setrlimit(resource.RLIMIT_AS, (resident("VmSize") + free, resource.RLIM_INFINITY))
     tokens = random_tokens(length)
     alpha, peak = peak_of(lambda: own(tokens))
     rounds = 7 if length <= 1024 else 3 if length <= 4096 else 1
@@ -105,14 +94,8 @@ def rows(width: int, blocks: int, length: int) -> list[list[str]]:
     """Every contender at one length, ours first."""
     lines, ours = [], None
     for name, words in CONTENDERS.items():
-        try:
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-                seconds, peak, alpha = alone.submit(measured, name, width, blocks, length).result()
-        except (RuntimeError, MemoryError, BrokenProcessPool) as error:
-            if "memory" not in str(error) and isinstance(error, RuntimeError):
-                raise
-            lines.append([f"{length:,}", words, "out of memory", "", "", ""])
-            continue
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
+            seconds, peak, alpha = alone.submit(measured, name, width, blocks, length).result()
         ours = ours or (peak, alpha)
         off = "" if alpha is None else f"{np.abs(alpha - ours[1]).max():.0e}"
         times, memory = ratio(seconds["own"], seconds["plain"]), f"{peak / ours[0]:.1f}"
@@ -123,7 +106,7 @@ def rows(width: int, blocks: int, length: int) -> list[list[str]]:
 def main() -> None:
     """Print the section."""
     quick = parser(__doc__).parse_args().quick
-    width, blocks, lengths = (128, 2, (128, 256)) if quick else (256, 4, (256, 1024, 4096, 8192, 32768))
+    width, blocks, lengths = (128, 2, (128, 256)) if quick else (256, 4, (256, 1024, 4096, 8192))
     body = [row for length in lengths for row in rows(width, blocks, length)]
     columns = ["T", "", "time / plain pass", "MiB above the model", "memory / ours, 8 keys", "alpha differs by"]
     print(section("Sinks", f"Width {width}, {blocks} blocks of 4 heads. {TEXT}", columns, body))

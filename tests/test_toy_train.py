@@ -100,25 +100,23 @@ def fifty() -> list[Run]:
     ]
 
 
-SWITCHES: list[dict[str, Any]] = [{}, {"residual": True}, {"positional": "decay", "decay": 0.2}]
 VECTORS = [
     Run(replace(WIDE, **switch), task, seed, 1e-3)
     for seed in (0, 1)
     for task in (PAIRS, replace(PAIRS, biased=(0,)))
-    for switch in SWITCHES
+    for switch in ({}, {"residual": True}, {"positional": "decay", "decay": 0.2})
 ]
 SHAPES = [
     copying(seed=3),
     Run(WIDE, PAIRS, 1, 1e-3),
-    *(copying(architecture=replace(SMALL, **switch)) for switch in ({"blocks": 1}, {"positional": "rope"})),
+    copying(architecture=replace(SMALL, blocks=1)),
+    copying(architecture=replace(SMALL, positional="rope")),
     copying(seed=2, architecture=replace(SMALL, positional="learned")),
     copying(seed=2),
 ]
 
 
-@pytest.mark.parametrize(
-    ("runs", "some"), [(fifty(), (0, 13, 49)), (VECTORS, (0, 4, 7, 11)), (SHAPES, range(6))], ids=str
-)
+@pytest.mark.parametrize(("runs", "some"), [(fifty(), (0, 13, 49)), (VECTORS, (0, 4, 11)), (SHAPES, range(6))], ids=str)
 def test_alone_or_among_others_gives_the_same_losses_in_the_runs_order(runs, some):
     together = train(runs, 60)
     assert [one.run for one in together] == runs
@@ -130,19 +128,12 @@ def test_alone_or_among_others_gives_the_same_losses_in_the_runs_order(runs, som
 
 def test_groups_hold_every_run_once_and_shapes_apart(monkeypatch):
     wide = replace(SMALL, width=narrow.WIDEST + 2)  # too wide for a layout of its own
-    looks: list[dict[str, Any]] = [
-        {"mask": "full"},
-        {"mask": "window", "window": 2},
-        {"residual": False},
-        {"positional": "sinusoidal"},
-        {"positional": "decay", "decay": 0.1},
-    ]
+    looks: list[dict[str, Any]] = [{"mask": "full"}, {"residual": False}, {"positional": "sinusoidal"}]
     same = [copying(architecture=replace(wide, **look), seed=seed) for seed in (0, 1) for look in looks]
     same += [copying(architecture=wide, learning_rate=0.1, weight_decay=0.5, schedule="cosine")]
     assert [sorted(group) for group in groups(same)] == [list(range(len(same)))]
     assert len(groups([copying(), copying(architecture=replace(SMALL, positional="sinusoidal"))])) == 2
-    other: dict[str, Any] = {"blocks": 1, "width": 4, "heads": 2, "positional": "learned", "feed_forward": True}
-    other |= {"norm": "rms", "output_projection": False, "head": "mlp", "outputs": 6}
+    other: dict[str, Any] = {"blocks": 1, "heads": 2, "positional": "learned", "feed_forward": True, "norm": "rms"}
     runs = [*same, *(copying(architecture=replace(wide, **{name: value})) for name, value in other.items())]
     runs += [copying(architecture=replace(wide, positional="rope")), replace(runs[0], task=replace(TASK, batch=8))]
     found = groups(runs)
@@ -173,13 +164,10 @@ def test_shared_streams_give_every_model_its_own_data(architecture):
             drawn = run.task.draw(None, torch.Generator().manual_seed(seed_of(run.seed, step // size)), size)
             assert torch.equal(inputs[e], drawn.inputs[step % size])
             assert torch.equal(answers[e], run.task.answers(drawn)[step % size])
-    # Vectors that all models read are not copied; answers are each model's.
+    # Vectors that all models read are not copied; answers are each model's. Blocks have seeds of their own.
     inputs, answers = training._Streams([Run(WIDE, PAIRS, 0, rate) for rate in (1e-3, 1e-2)], CPU).at(3)
     assert (len(inputs), len(answers)) == (1, 2)
-    # Models that share data stand together, and blocks have seeds of their own.
     assert len({seed_of(seed, block) for seed in range(30) for block in range(30)}) == 900
-    runs = [copying(target=k, seed=s) for k in range(6) for s in range(4)]
-    assert training._Streams([runs[i] for i in groups(runs)[0]], CPU).counts == [6, 6, 6, 6]
 
 
 def test_weights_are_recorded_at_the_steps_asked_for_and_nothing_else_changes():
@@ -212,18 +200,6 @@ def test_outcomes_of_one_shape_predict_as_the_pass_does(monkeypatch):
     assert logits(train([Run(WIDE, PAIRS, seed=s) for s in (0, 1)], 2), vectors).shape == (2, 3, 4)
 
 
-class Stop:
-    """Progress that is interrupted, as by Ctrl-C, once this many model-steps are done."""
-
-    def __init__(self, after: int) -> None:
-        self.after, self.told = after, list[int]()
-
-    def __call__(self, more: int) -> None:
-        self.told.append(more)
-        if sum(self.told) >= self.after:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture
 def chatty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is told, and work saved, at every step."""
@@ -231,12 +207,17 @@ def chatty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "SAVE_SECONDS", -1.0)
 
 
-def interrupted(folder: Path, steps: int, after: int = 20, **options: Any) -> list[int]:
-    """What was told until the interruption."""
-    stop = Stop(after)
+def interrupted(folder: Path, steps: int, after: int = 20, **options: Any) -> None:
+    """Training that is stopped, as by Ctrl-C, once this many model-steps are done."""
+    told: list[int] = []
+
+    def stop(more: int) -> None:
+        told.append(more)
+        if sum(told) >= after:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
         train(MIXED, steps, folder=folder, advance=stop, **options)
-    return stop.told
 
 
 @pytest.mark.parametrize("after", [1, 139, 199])
@@ -250,21 +231,13 @@ def test_interrupted_and_resumed_is_uninterrupted_bit_for_bit(tmp_path, chatty, 
     assert resumed[0].seconds > 0
     assert sum(told) == 3 * steps
     assert sum(told[: 1 if after < 140 else 2]) >= after - 2  # a group's work is told at once, two model-steps each
-    # Again: nothing is trained any more.
     told.clear()
     assert_same(train(MIXED, steps, record=record, folder=tmp_path, advance=told.append), whole)
-    assert told == [140, 70]
-    forget(tmp_path)
-    assert not tmp_path.exists()
+    assert told == [140, 70]  # nothing is trained any more
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"steps": 51},
-        {"record": (0, 3)},
-        {"runs": [MIXED[0], replace(MIXED[1], seed=9), MIXED[2]]},
-    ],
+    "change", [{"steps": 51}, {"record": (0, 3)}, {"runs": [MIXED[0], replace(MIXED[1], seed=9), MIXED[2]]}]
 )
 def test_other_work_in_the_folder_is_not_taken_up(tmp_path, chatty, change):
     interrupted(tmp_path, 50, record=(3,))

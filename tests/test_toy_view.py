@@ -270,7 +270,7 @@ LONG = torch.zeros(1, LENGTH + 1, dtype=torch.long)
     [
         (lambda: Toy(WORDS, PLACES), "weight 'positions' has shape [12, 4], its architecture wants None"),
         (lambda: Toy(WORDS, OWN | {"0.q": OWN["0.q"].double()}), "weights are float32 on cpu, float64 on cpu; give all"),
-        (lambda: Toy(replace(WORDS, attention="relu"), OWN), "probes read softmax attention, and the toy's is 'relu'"),
+        (lambda: Toy(replace(WORDS, attention="relu"), OWN), "probes read attention 'softmax', and the toy's is 'relu'"),
         (lambda: Toy(WORDS, OWN, table=torch.zeros(9, 4)), "the toy has a vocabulary of 9; leave table out"),
         (lambda: Toy(VECTORS, initial(VECTORS, 0), table=torch.zeros(8, 4)), "give vectors [id, 4], at least"),
         (lambda: Toy(WORDS, OWN, bos=-1), "bos=-1 is no token id; ids run from 0 to 8"),

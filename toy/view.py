@@ -102,9 +102,6 @@ class Toy(Watched):
         positional: bool = True,
     ) -> None:
         _check_weights(architecture, weights)
-        if not architecture.kernel == architecture.readout == "inner":
-            kernels = f"kernel '{architecture.kernel}' and readout '{architecture.readout}'"
-            raise InputError(f"probes read inner products, and the toy has {kernels}; give one where both are 'inner'")
         first = next(iter(weights.values()))
         self.architecture, self.tokenizer = architecture, None
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False
@@ -387,8 +384,11 @@ def _check_weights(a: Architecture, weights: Mapping[str, Tensor]) -> None:
                 f"weight '{name}' has shape {found.get(name)}, its architecture wants {expected.get(name)}; "
                 "give the weights of one model, with the architecture that it was made with"
             )
-    if a.attention != "softmax":
-        raise InputError(f"probes read softmax attention, and the toy's is '{a.attention}'; give one with softmax")
+    for name, read in (("attention", "softmax"), ("kernel", "inner"), ("readout", "inner")):
+        if getattr(a, name) != read:
+            raise InputError(
+                f"probes read {name} '{read}', and the toy's is '{getattr(a, name)}'; give one with '{read}'"
+            )
     kinds = {(tensor.dtype, tensor.device) for tensor in weights.values()}
     if len(kinds) > 1:
         said = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
