@@ -7,10 +7,9 @@ that the head excludes (a logit of minus infinity) have no loss and do not count
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -25,9 +24,8 @@ from ..measure import Headline, Measure
 from ..models.checks import check_tokens
 from ..models.given import takes_model
 from ..models.view import View
-from ..results.curves import ESTIMATE
 from ..results.dataset import dataset, provenance
-from ..results.statistics import jackknife, numbered, units
+from ..results.statistics import jackknife, units
 from ..results.tables import Table, interval
 from ..run.progress import Progress
 from ..run.store import Store
@@ -41,7 +39,6 @@ def loss(
     model: View,
     tokens: Int[Tensor, "prompt position"],
     *,
-    documents: Sequence[str] | None = None,
     pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -50,27 +47,20 @@ def loss(
     Args:
         model: any view; it is not changed.
         tokens: ids [prompt, position].
-        documents: of every prompt, for the intervals; each prompt counts for itself if not given.
         pieces: where finished prompts are kept.
         progress: called with (prompts done, prompts in all).
 
     Returns:
-        Dataset: `loss` [prompt, predicted], of the token at position `predicted`, in nats, and `loss_mean` [estimate,
-        predicted], its mean over prompts with the ends of the 95 % interval over documents.
+        Dataset: `loss` [prompt, predicted], of the token at position `predicted`, in nats.
 
     Raises:
         InputError: tokens that the model cannot take, or a loss that is not finite.
     """
     check_tokens(model, tokens)
     values, _ = consequences(model, tokens, pieces=pieces, progress=progress)
-    unit = np.arange(len(tokens)) if documents is None else numbered(documents)
-    mean = np.stack(jackknife(partial(np.nanmean, axis=0), values, unit))
-    unit_of = {"long_name": "next-token loss", "units": "nat"}
-    variables: dict[str, tuple[Any, ...]] = {
-        "loss": (("prompt", "predicted"), values.astype(np.float32), unit_of),
-        "loss_mean": (("estimate", "predicted"), mean, unit_of),
-    }
-    coords = {"estimate": list(ESTIMATE), "predicted": range(1, tokens.shape[1])}
+    look = {"long_name": "next-token loss", "units": "nat"}
+    variables = {"loss": (("prompt", "predicted"), values.astype(np.float32), look)}
+    coords = {"predicted": range(1, tokens.shape[1])}
     return dataset(variables, tokens=tokens, coords=coords, attrs=provenance(model, tokens, measurement="loss"))
 
 
@@ -111,8 +101,8 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     """The mean loss over positions."""
 
     def draw(cell: Axes, ds: xr.Dataset) -> None:
-        x, *ends = (ds["predicted"].values, *ds["loss_mean"].values)
-        curves(cell, [Series("", ends[0], BLUE, ends[1], ends[2], x, width=1.0)])
+        mean, low, high = jackknife(partial(np.nanmean, axis=0), ds["loss"].values.astype(np.float64), units(ds))
+        curves(cell, [Series("", mean, BLUE, low, high, ds["predicted"].values, width=1.0)])
         cell.set_xscale("log", base=2)
         cell.set_xlabel("position of the predicted token")
 

@@ -1,9 +1,10 @@
 """All results under a folder, as `make report` leaves them: what statements are judged by and the page is made from.
 
 A result's kind is the folder it lies in, relative to the root ("jacobian", "leakage", "toy", "toy/long", ...); its name is
-the model's, or the file's where the file is none of `COMMAND.nc`, `COMMAND-MODEL.nc`. The map of theory is a kind of its
-own. Real language models have a folder of their own, `llm`, which is left out of the kind: "llm/leakage" is "leakage" too,
-and "llm/code/leakage", the same on another text, is "code/leakage". NAME.nc.xz counts as NAME.nc where there is none.
+the model's, or what the file's name has from there on ("tiny-llama@step100" of sinks-tiny-llama@step100.nc); the file's
+where there is no model. The map of theory is a kind of its own. Real language models have a folder of their own, `llm`,
+which is left out of the kind: "llm/leakage" is "leakage" too, and "llm/code/leakage", the same on another text, is
+"code/leakage". NAME.nc.xz counts as NAME.nc where there is none.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from .dataset import PACKED, load
 
 MAP = "map"
 REAL = "llm"  # folder of results of real language models
-# What result files of models are called after, in folders of whatever name.
-COMMANDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "retrieval", "decode", "match")
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,6 @@ def _place(file: Path, within: tuple[str, ...], ds: xr.Dataset) -> tuple[str, st
         return MAP, file.stem
     folders = within[1:-1] if len(within) > 2 and within[0] == REAL else within[:-1]
     kind, model = "/".join(folders) or file.stem, str(ds.attrs.get("model", ""))
-    for command in COMMANDS:
-        if file.stem == command and model:
-            return kind, model
-        if file.stem.startswith(f"{command}-"):  # what follows is the model's name as files have it
-            name = file.stem.removeprefix(f"{command}-")
-            return kind, model if file_name(model) == name else name
-    return kind, file.stem
+    at = file.stem.rfind(file_name(model)) if model else 0
+    name = file.stem[at:] if at >= 0 else model
+    return kind, model if name == file_name(model) else name

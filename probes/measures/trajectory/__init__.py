@@ -51,7 +51,7 @@ from ...run.precision import double
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store, groups
 from .chart import CAPTION, chart
-from .convergence import PLACES, allowed_starts, drawn_starts, pair_statistics, paths, streams_at, with_bos
+from .convergence import PLACES, drawn_starts, pair_statistics, paths, streams_at, with_bos
 
 STARTS = 64  # 2,016 pairs
 RANKS = 5  # dimensions named per layer; [Sun] finds at most four massive ones
@@ -131,11 +131,10 @@ def trajectory(
     Source: [Sun], arXiv 2402.17762, section 2, for massive activations; the rest is ours, see the module's text.
     """
     check_tokens(model, tokens)
-    pool = allowed_starts(model, starts, seed)
     batches = _firsts(model, tokens)
     # A replacement at position 0 would be the same for all starts, and their cosines 1.
     unchanged: View = unswapped(model)
-    ids = drawn_starts(unchanged, tokens, pool, starts, seed)
+    ids = drawn_starts(unchanged, tokens, starts, seed)
     report = Tally(progress, sum(2 * len(batch) for batch in batches.values()) + 3)
     pieces = pieces or Store()
     found = [_along(model, batch, report, pieces.within(first)) for first, batch in batches.items()]

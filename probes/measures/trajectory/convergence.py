@@ -49,37 +49,24 @@ def with_bos(model: View, streams: Float[Tensor, "start layer d"]) -> np.ndarray
     return torch.nn.functional.cosine_similarity(streams, own, dim=-1).mean(0).numpy()
 
 
-def allowed_starts(model: View, starts: int, seed: int) -> Int[np.ndarray, " id"]:
-    """Ids that a path may start from, special ones left out.
+def drawn_starts(model: View, tokens: Int[Tensor, "prompt position"], starts: int, seed: int) -> Int[Tensor, " start"]:
+    """Drawn from the ids that occur in `tokens`, special ones left out, or from the vocabulary where those are too few.
+
+    Ids that are only there to fill a matrix up have rows that were never trained; those of zeros have no direction.
 
     Raises:
-        InputError: they are less than `starts`, or `starts` or `seed` is none.
+        InputError: `starts` are less than 2 or more than there are, or a negative seed.
     """
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     ends = (getattr(model.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))
     special = {*model.first_ids, *ends, *getattr(model.tokenizer, "all_special_ids", ())}
     allowed = np.array([token for token in range(model.spec.vocabulary) if token not in special], dtype=np.int64)
-    _check_starts(starts, len(allowed))
-    return allowed
-
-
-def _check_starts(starts: int, most: int) -> None:
-    if not 2 <= starts <= most:
-        raise InputError(f"starts={starts} tokens cannot be compared; give 2 to {most}, the ids of the vocabulary")
-
-
-def drawn_starts(
-    model: View, tokens: Int[Tensor, "prompt position"], allowed: Int[np.ndarray, " id"], starts: int, seed: int
-) -> Int[Tensor, " start"]:
-    """Drawn from the allowed ids that occur in `tokens`, or from all of them where those are too few.
-
-    Ids that are only there to fill a matrix up have rows that were never trained; those of zeros have no direction.
-    """
     pool = _not_zero(model, np.intersect1d(allowed, tokens.cpu().numpy()))
-    if len(pool) < starts:
+    if not 2 <= starts <= len(pool):
         pool = _not_zero(model, allowed)
-        _check_starts(starts, len(pool))
+    if not 2 <= starts <= len(pool):
+        raise InputError(f"starts={starts} tokens cannot be compared; give 2 to {len(pool)}, the ids of the vocabulary")
     return torch.from_numpy(np.random.default_rng(seed).choice(pool, size=starts, replace=False)).long()
 
 
