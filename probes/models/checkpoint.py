@@ -37,7 +37,7 @@ class Tensor(NamedTuple):
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Check the sizes in a config.json, as far as that is possible without the weights.
+    """Check the sizes of a configuration, as far as that is possible without the weights.
 
     Raises:
         InputError: one is no whole number, or none of at least 1, or heads do not divide what they share.
@@ -47,14 +47,14 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{CONFIG} has {name}={json.dumps(value)[:40]}; a whole number belongs there")
+            raise InputError(f"the config has {name}={json.dumps(value)[:40]}; a whole number belongs there")
         if value < 1:
-            raise InputError(f"{CONFIG} has {name}={value}; give at least 1")
+            raise InputError(f"the config has {name}={value}; give at least 1")
     heads, shared, width = (fields.get(name) for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
     if heads and shared and heads % shared:
-        raise InputError(f"{CONFIG} has num_attention_heads={heads}, which cannot share {shared} key heads evenly")
+        raise InputError(f"the config has num_attention_heads={heads}, which cannot share {shared} key heads evenly")
     if heads and width and fields.get("head_dim") is None and width % heads:
-        raise InputError(f"{CONFIG} has hidden_size={width}, no multiple of num_attention_heads={heads}")
+        raise InputError(f"the config has hidden_size={width}, no multiple of num_attention_heads={heads}")
 
 
 def refuse_pointers(*files: Path) -> None:

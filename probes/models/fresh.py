@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError
+from .checkpoint import check_fields
 from .families import SINK_LOGITS, family_of, spec_of
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, by_depth, resolve
 from .view import Birth
@@ -52,15 +53,11 @@ def check_sizes(config: Any) -> None:
             that transformers does not have.
     """
     family_of(config)
-    for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size"):
-        value = getattr(config, name, None)
-        if value is not None and value < 1:
-            raise InputError(f"the config has {name}={value}; give at least 1")
-    spec = spec_of(config)
-    if spec.heads % spec.kv_heads:
-        raise InputError(f"{spec.heads} query heads cannot share {spec.kv_heads} key heads evenly; give a divisor")
-    if not (spec.initializer_range or 0) > 0:
-        raise InputError(f"the config has initializer_range={spec.initializer_range}; give a positive number, as 0.02")
+    check_fields(config.to_dict())
+    if not (config.initializer_range or 0) > 0:
+        raise InputError(
+            f"the config has initializer_range={config.initializer_range}; give a positive number, as 0.02"
+        )
     activation = _structure(config)["activation"]
     if isinstance(activation, str) and activation not in ACT2FN:
         raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
