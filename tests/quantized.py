@@ -1,25 +1,21 @@
-"""Small models whose layers other packages, or a caller, have quantized, and what plain layers make of their weights."""
+"""Small models whose layers torch, or a caller, has quantized or adapted, and what plain layers make of their weights."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import families
-import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 LEVELS = 127  # of 8 bits and a sign
 
 
 def llama() -> Any:
-    """Widths in multiples of 64, which bitsandbytes in 4 bits needs on some CPUs."""
-    return families.build(families.small("llama", intermediate_size=128))
+    return families.build(families.small("llama"))
 
 
 class Codes(nn.Module):
@@ -66,31 +62,6 @@ def dynamic(_: Path) -> Any:
     return torch.ao.quantization.quantize_dynamic(llama(), {nn.Linear}, dtype=torch.qint8)
 
 
-def of_bitsandbytes(folder: Path, **config: Any) -> Any:
-    pytest.importorskip("bitsandbytes")
-    from transformers import BitsAndBytesConfig
-
-    llama().save_pretrained(folder)
-    asked = BitsAndBytesConfig(**config)
-    return AutoModelForCausalLM.from_pretrained(folder, quantization_config=asked, dtype=torch.float32)
-
-
-def in_4_bits(folder: Path, kind: str = "nf4") -> Any:
-    asked = {"load_in_4bit": True, "bnb_4bit_quant_type": kind, "bnb_4bit_compute_dtype": torch.float32}
-    return of_bitsandbytes(folder, **asked)
-
-
-def in_8_bits(folder: Path) -> Any:
-    return of_bitsandbytes(folder, load_in_8bit=True)
-
-
-def of_torchao(_: Path) -> Any:
-    found = pytest.importorskip("torchao.quantization")
-    model = llama()
-    found.quantize_(model, found.Int8WeightOnlyConfig())
-    return model
-
-
 def adapted(model: Any) -> Any:
     """The model with LoRA on some of its layers, whose matrices depend on nothing else."""
     made = get_peft_model(model, LoraConfig(r=4, lora_alpha=4, target_modules=["q_proj", "v_proj", "up_proj"])).eval()
@@ -106,37 +77,15 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "codes": lambda _: replaced(Codes),
     "moving": lambda _: replaced(Moving),
     "dynamic": dynamic,
-    "nf4": in_4_bits,
-    "fp4": lambda folder: in_4_bits(folder, "fp4"),
-    "int8": in_8_bits,
-    "torchao": of_torchao,
-    "LoRA on nf4": lambda folder: adapted(in_4_bits(folder)),
-    "LoRA on int8": lambda folder: adapted(in_8_bits(folder)),
     "LoRA": lambda _: adapted(llama()),
 }
 
 
 def plain(kind: str, model: Any) -> Any:
-    """The Llama that the weights of a model of this kind stand for, dequantized by the package that made them."""
+    """The Llama that the weights of a model of this kind stand for, dequantized."""
     made = llama()
     for name, module in model.named_modules():
-        if not isinstance(weight := vars(module).get("_parameters", {}).get("weight"), Tensor) and kind != "codes":
-            continue
-        if isinstance(module, Codes):
-            full = module.dequantized()
-        elif isinstance(module, Moving):
-            full = module.weight.detach() * 3
-        elif "4" in kind and hasattr(weight, "quant_state"):
-            from bitsandbytes.functional import dequantize_4bit  # type: ignore[import-not-found]
-
-            full = dequantize_4bit(weight.data, copy.deepcopy(weight.quant_state)).float()
-        elif hasattr(weight, "dequantize") and kind == "torchao":
-            full = weight.dequantize()
-        else:
-            continue
-        inner = name.removeprefix("base_model.model.").removesuffix(".base_layer")
-        if isinstance(made.get_submodule(inner), nn.Linear):
-            made.get_submodule(inner).weight = nn.Parameter(
-                full.detach().float().reshape(made.get_submodule(inner).weight.shape)
-            )
+        if isinstance(module, (Codes, Moving)):
+            full = module.dequantized() if isinstance(module, Codes) else module.weight.detach() * 3
+            made.get_submodule(name).weight = nn.Parameter(full)  # type: ignore[assignment]
     return adapted(made).merge_and_unload() if "LoRA" in kind else made

@@ -309,7 +309,10 @@ def test_spoilt_files_and_what_is_no_configuration_are_refused(tmp_path):
         ({"model_type": "gpt2", "n_embd": 256, "n_layer": 2}, "no model can be made of this gpt2 config (`embed_dim`"),
         ({"model_type": "gpt2", "n_layers": 4}, "a gpt2 config has no field 'n_layers'; check its spelling"),
         ({"model_type": "gpt2", "n_layer": 0}, "n_layer=0; give at least 1"),
-        ({"model_type": "llama", "num_key_value_heads": 3}, "num_attention_heads=32, which cannot share 3 key heads evenly"),
+        (
+            {"model_type": "llama", "num_key_value_heads": 3},
+            "num_attention_heads=32, which cannot share 3 key heads evenly",
+        ),
         ({"model_type": "gpt2", "initializer_range": -0.02}, "initializer_range=-0.02; give a positive number"),
         ({"model_type": "gpt2", "activation_function": "gleu"}, "activation 'gleu' is none of transformers'"),
     ],

@@ -176,7 +176,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "compiled": lambda _: torch.compile(families.model("llama")),
     **KINDS,
 }
-FAST = ("llama", "gpt2, bridge", "moving", "dynamic", "int8", "LoRA on nf4")
+FAST = ("llama", "gpt2, bridge", "moving", "dynamic", "LoRA")
 PASSES = ("jacobian, autograd", "jacobian, all pathways", "sinks", "trajectory", "leakage", "bos swap", "inspect")
 
 

@@ -83,7 +83,7 @@ def check_weights(folder: Path) -> None:
     """
     fields = read_object(folder / CONFIG)
     refuse_adapter(folder)
-    tensors = [tensor for file in _files(folder) for tensor in _tensors(file)]
+    tensors = [tensor for file in weight_files(folder) for tensor in _tensors(file)]
     largest = max((size for tensor in tensors for size in tensor.shape), default=0)
     if not largest:
         return
@@ -117,8 +117,12 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def _files(folder: Path) -> list[Path]:
-    """The weights' files: the one, or those that the index names."""
+def weight_files(folder: Path) -> list[Path]:
+    """The weights' files, there or not: the one, or those that the index names.
+
+    Raises:
+        InputError: neither is there, or the index leads elsewhere.
+    """
     if os.path.lexists(folder / WEIGHTS):
         return [folder / WEIGHTS]
     if not (folder / INDEX).exists():

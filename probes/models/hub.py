@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .checkpoint import check_weights
+from .checkpoint import weight_files
 
 PATIENCE = 10  # seconds that the hub has to answer
 FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
@@ -59,8 +59,6 @@ def folder_of(source: str, revision: str | None) -> Path:
 def _whole(folder: Path) -> bool:
     """Whether all files of the weights are there."""
     try:
-        check_weights(folder)
-    except InputError as error:
-        if "not there" in str(error) or "neither" in str(error):
-            return False
-    return True
+        return all(file.exists() for file in weight_files(folder))
+    except InputError:
+        return False
