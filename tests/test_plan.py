@@ -6,7 +6,7 @@ import pytest
 
 import probes
 from probes.models import memory
-from probes.models.memory import Sizes, paced
+from probes.models.memory import block_bytes, paced
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def model() -> Any:
 
 def test_blocks_are_kept_where_there_is_room(model, monkeypatch):
     length = 128
-    needed = Sizes.of(model).linearized(length) * model.spec.blocks
+    needed = block_bytes(model, length)[0] * model.spec.blocks
     for free, kept in ((2 * needed, True), (2 * needed - 1, False)):
         monkeypatch.setattr(memory, "available", lambda device, free=free: free)
         assert paced(model, length).keep is kept
