@@ -106,15 +106,6 @@ def _clamped_up(limit: float, x: Tensor) -> Tensor:
     return x.clamp(-limit, limit) + 1
 
 
-def _gpt_oss_drawn(config: Any) -> dict[str, Any]:
-    gate, up = (
-        partial(_clamped_gate, config.swiglu_alpha, config.swiglu_limit),
-        partial(_clamped_up, config.swiglu_limit),
-    )
-    experts = {"experts": config.num_local_experts, "chosen": config.num_experts_per_tok, "among_chosen": True}
-    return experts | {"activation": gate, "up_activation": up}
-
-
 def _gemma2_parts(block: Any, *, capped: bool = True) -> Parts:
     return _llama_parts(
         block,
@@ -192,34 +183,6 @@ def _gpt_neox_fused(block: Any) -> dict[str, Tensor]:
     return dict(zip("qkv", fused.unbind(1), strict=True))
 
 
-def _gpt_neox_drawn(config: Any) -> dict[str, Any]:
-    plain = {"gate": None, "norm": "layer", "eps": config.layer_norm_eps}
-    return plain | {"parallel": config.use_parallel_residual}
-
-
-def _gpt2_drawn(config: Any) -> dict[str, Any]:
-    plain = {"gate": None, "norm": "layer", "eps": config.layer_norm_epsilon}
-    return plain | {"features": config.n_inner or 4 * config.n_embd, "activation": config.activation_function}
-
-
-def _routed_drawn(config: Any) -> dict[str, Any]:
-    if config.mlp_only_layers or config.decoder_sparse_step != 1:
-        raise InputError(
-            f"mlp_only_layers={config.mlp_only_layers}, decoder_sparse_step={config.decoder_sparse_step}: theory from the "
-            "config alone needs experts in every block; give the model itself"
-        )
-    chosen = {"chosen": config.num_experts_per_tok, "among_chosen": config.norm_topk_prob}
-    return {"features": config.moe_intermediate_size, "experts": config.num_experts} | chosen
-
-
-def _olmo_drawn(config: Any) -> dict[str, Any]:
-    return {"pre_norm": False}
-
-
-def _gemma2_drawn(config: Any) -> dict[str, Any]:
-    return {"activation": config.hidden_activation}
-
-
 def _bidirectional(config: Any) -> str | None:
     return "its attention is bidirectional: there is no mask to measure" if config.use_bidirectional_attention else None
 
@@ -235,12 +198,8 @@ class Family:
     final_norm: str = "norm"
     attention: str = "self_attn"
     output: str = "o_proj"  # of the attention
-    positional: PositionalEncoding = "rope"
-    learned: str | None = None  # the embedding of absolute positions
-    rotated: str | None = (
-        None  # the configuration's list of which blocks rotate (1) and which have no positions at all (0)
-    )
-    drawn: Callable[[Any], dict[str, Any]] = lambda config: {}  # how the fields of `Birth` differ from Llama's
+    learned: str | None = None  # the embedding of absolute positions; None: they are rotated
+    rotated: str | None = None  # the configuration's list of which blocks rotate (1) or have no positions at all (0)
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
     sink_logits: bool = False
@@ -261,23 +220,16 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "smollm3": Family("SmolLM3", "SmolLM3DecoderLayer", _llama_parts, rotated="no_rope_layers"),
         "qwen2": Family("Qwen2, Qwen2.5", "Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3", "Qwen3DecoderLayer", _llama_parts),
-        "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts, drawn=_routed_drawn),
-        "olmo2": Family(
-            "OLMo 2", "Olmo2DecoderLayer", _olmo_parts, drawn=_olmo_drawn, post_norm=True, lens_halves=False
-        ),
-        "olmo3": Family(
-            "OLMo 3", "Olmo3DecoderLayer", _olmo_parts, drawn=_olmo_drawn, post_norm=True, lens_halves=False
-        ),
+        "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts),
+        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, post_norm=True, lens_halves=False),
+        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, post_norm=True, lens_halves=False),
         "phi3": Family("Phi-3, Phi-4", "Phi3DecoderLayer", _phi3_parts),
         "gemma": Family("Gemma", "GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
-        "gemma2": Family(
-            "Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, drawn=_gemma2_drawn, post_norm=True, root_scaled=True
-        ),
+        "gemma2": Family("Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, post_norm=True, root_scaled=True),
         "gemma3_text": Family(
             "Gemma 3 (text)",
             "Gemma3DecoderLayer",
             partial(_gemma2_parts, capped=False),  # a cap in the configuration is read by nobody
-            drawn=_gemma2_drawn,
             post_norm=True,
             root_scaled=True,
             refuses=_bidirectional,
@@ -287,9 +239,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
                 else None
             ),
         ),
-        "gpt_oss": Family(
-            "gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, drawn=_gpt_oss_drawn, sink_logits=True, planes=True
-        ),
+        "gpt_oss": Family("gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, sink_logits=True, planes=True),
         "gpt2": Family(
             "GPT-2",
             "GPT2Block",
@@ -298,9 +248,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             final_norm="ln_f",
             attention="attn",
             output="c_proj",
-            positional="learned",
             learned="wpe",
-            drawn=_gpt2_drawn,
             depth_scaled=True,
             lens_drops=lambda config: (
                 None if config.scale_attn_weights else "it scales logits in spite of scale_attn_weights=False"
@@ -313,7 +261,6 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             final_norm="final_layer_norm",
             attention="attention",
             output="dense",
-            drawn=_gpt_neox_drawn,
             fused=_gpt_neox_fused,
         ),
     }
@@ -388,6 +335,7 @@ def spec_of(config: Any) -> Spec:
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):  # Qwen2 and Qwen3 carry the number without using it
         window = None
+    encoding: PositionalEncoding = "rope" if family.learned is None else "learned"
     rotated = [1] * blocks if family.rotated is None else getattr(config, family.rotated)
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * blocks
     return Spec(
@@ -398,7 +346,7 @@ def spec_of(config: Any) -> Spec:
         head_dim=head_dim,
         width=width,
         vocabulary=config.vocab_size,
-        positional=tuple(family.positional if on else "none" for on in rotated[:blocks]),
+        positional=tuple(encoding if on else "none" for on in rotated[:blocks]),
         windows=tuple(window if kind == "sliding_attention" else None for kind in types),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.activations import ACT2FN
 
-from ..errors import InputError
+from ..errors import InputError, reason
 from .checkpoint import check_fields
 from .families import SINK_LOGITS, family_of, spec_of
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, by_depth, resolve
@@ -49,8 +48,7 @@ def check_sizes(config: Any) -> None:
     """Refuse what transformers would take and no model can be made of, or none with fresh weights.
 
     Raises:
-        InputError: a size that is not positive, heads that do not share keys evenly, no initializer range, an activation
-            that transformers does not have.
+        InputError: a size that is not positive, heads that do not share keys evenly, or no initializer range.
     """
     family_of(config)
     check_fields(config.to_dict())
@@ -58,31 +56,64 @@ def check_sizes(config: Any) -> None:
         raise InputError(
             f"the config has initializer_range={config.initializer_range}; give a positive number, as 0.02"
         )
-    activation = _structure(config)["activation"]
-    if isinstance(activation, str) and activation not in ACT2FN:
-        raise InputError(f"the config's activation '{activation}' is none of transformers'; give one, as gelu or silu")
+
+
+def _made(config: Any) -> Any:
+    """A configuration's model, drawn by transformers in float32.
+
+    Raises:
+        InputError: no model can be made of it.
+    """
+    config = copy.deepcopy(config)
+    config._attn_implementation = None
+    try:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:  # whatever sizes and names lead to
+        raise InputError(
+            f"no model can be made of this {config.model_type} config ({reason(error)}); check it"
+        ) from None
+
+
+def without_weights(config: Any) -> Any:
+    """The same on the device "meta": all of it but numbers."""
+    with torch.device("meta"):
+        return _made(config)
 
 
 def birth_of(config: Any, rule: Initialization) -> Birth:
-    """What fresh weights of this configuration are drawn from under a rule."""
-    family, fields = family_of(config), _structure(config)
+    """What fresh weights of this configuration are drawn from under a rule.
+
+    Raises:
+        InputError: no model can be made of it, or one with experts in some blocks alone.
+    """
+    family, decoder = family_of(config), without_weights(config).get_decoder()
+    every = [family.parts(block) for block in getattr(decoder, family.blocks)]
+    parts, norm = every[0], every[0].attention_norm or every[0].post_attention_norm
+    assert norm is not None
+    if len({block.routing is None for block in every}) > 1:
+        raise InputError(
+            "some blocks have experts, others none: theory from the config alone needs them in every block; give the model"
+        )
     drawn = {kind: getattr(rule, kind) for kind in ("embedding", "positions", "v", "o", "gate", "up", "down")}
+    drawn |= {} if parts.gate is not None else {"gate": None}
+    drawn |= {} if family.learned is not None else {"positions": 0.0}
     if family.root_scaled:
         drawn["embedding"] *= config.hidden_size**0.5
-    if family.learned is None:
-        drawn["positions"] = 0.0
-    if "experts" in fields:
-        drawn["router"] = rule.up
-    if isinstance(fields["activation"], str):
-        fields["activation"] = ACT2FN[fields["activation"]]
-    return Birth(spec_of(config), **drawn | fields, initialization=str(rule))
-
-
-def _structure(config: Any) -> dict[str, Any]:
-    """The fields of `Birth` that are no deviations, nor its spec; an activation of transformers' by name."""
-    fields: dict[str, Any] = {"norm": "rms", "features": getattr(config, "intermediate_size", None)}
-    fields |= {"eps": getattr(config, "rms_norm_eps", None), "activation": getattr(config, "hidden_act", None)}
-    return fields | family_of(config).drawn(config)
+    if (route := parts.routing) is not None:
+        chosen = {"chosen": route.chosen, "among_chosen": route.among_chosen}
+        drawn |= {"router": rule.up, "experts": len(route.weight)} | chosen
+    return Birth(
+        spec_of(config),
+        **drawn,
+        features=parts.down.weight.shape[-1],
+        activation=parts.activation,
+        up_activation=parts.up_activation,
+        norm=norm.kind,
+        eps=norm.eps,
+        parallel=parts.parallel,
+        pre_norm=parts.attention_norm is not None,
+        initialization=str(rule),
+    )
 
 
 def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: bool = True) -> PreTrainedModel:
@@ -93,12 +124,13 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
 
     Without `positional`: rotations are replaced by the identity (times the scaling that some RoPE types apply to the
     logits), learned positions by zeros.
+
+    Raises:
+        InputError: no model can be made of the configuration.
     """
-    config = copy.deepcopy(config)
-    config._attn_implementation = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = _made(config)
     hold_sink_logits(model)
     _rescale(model, rule)
     family, decoder = family_of(config), model.get_decoder()

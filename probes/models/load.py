@@ -168,12 +168,7 @@ def fresh(
 
     described = _configuration(config)
     rule = initialization_of(described, initialization)
-    try:
-        model = fresh_model(described, seed, rule, positional=positional)
-    except (ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError) as error:  # whatever it runs into
-        raise InputError(
-            f"no model can be made of this {described.model_type} config ({reason(error)}); check it"
-        ) from None
+    model = fresh_model(described, seed, rule, positional=positional)
     view = HuggingFaceView(
         model,
         name=None if not isinstance(config, (str, os.PathLike)) else Path(os.fspath(config)).name,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import reason
+from ...errors import InputError
 from .config import LLAMAS, ROPE_FACTORS
 from .header import Header
 
@@ -22,15 +21,13 @@ def checked_names(header: Header, config: Any) -> dict[str, str]:
         InputError: a tensor is missing, of another shape, or one that the model has no place for.
     """
     import gguf
-    from transformers import AutoModelForCausalLM
+
+    from ..fresh import without_weights
 
     try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-    except Exception as error:  # whatever sizes lead to
-        raise header.refuse(
-            f"describes no {config.model_type} model ({reason(error)}); convert the model again"
-        ) from None
+        model = without_weights(config)
+    except InputError as error:
+        raise header.refuse(f"cannot be followed: {error}") from None
     kind = "llama" if config.model_type == "mistral" else config.model_type
     number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
     known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
