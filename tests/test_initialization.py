@@ -112,15 +112,6 @@ def test_every_kind_of_matrix_has_the_deviation_of_the_rule(name):
             assert (norm.weight == 1).all()
             assert norm.bias is None or not norm.bias.any()
             assert (norm.kind, norm.eps) == (birth.norm, birth.eps)
-        assert parts.parallel == birth.parallel
-        assert (parts.post_attention_norm is not None, parts.post_mlp_norm is not None) == (birth.spec.post_norm,) * 2
-        assert (parts.attention_norm is not None, parts.mlp_norm is not None) == (birth.pre_norm,) * 2
-        assert parts.down.weight.shape[-1] == birth.features
-        route = parts.routing
-        kept = (birth.experts, birth.chosen, birth.among_chosen)
-        assert kept == ((None, 0, False) if route is None else (len(route.weight), route.chosen, route.among_chosen))
-        grid = torch.linspace(-6, 6, 301)
-        assert torch.equal(birth.activation(grid), parts.activation(grid))
     # The embeddings as block 0 reads them; where positions are learned, the same token differs by position.
     assert float(drawn.embed(IDS).std()) == pytest.approx((birth.embedding**2 + birth.positions**2) ** 0.5, rel=DRAWN)
     assert birth.embedding == pytest.approx(ODD["embedding"] * (families.WIDTH**0.5 if "gemma" in name else 1))
@@ -180,14 +171,20 @@ def test_a_residual_scale_is_on_what_writes_to_the_stream_alone(name):
 
 
 def test_what_a_configuration_changes():
-    for parallel in (True, False):
-        made: Any = families.small("gpt_neox", use_parallel_residual=parallel)
-        assert born(made).parallel == every_part(fresh(made))[0].parallel == parallel
-    made = FAMILIES["gemma2"]()
-    made.hidden_activation = "relu"
-    grid = torch.linspace(-1, 1, 5)
-    for activation in (born(made).activation, every_part(fresh(made))[0].activation):
-        assert torch.equal(activation(grid), grid.clamp_min(0))
+    """As the configuration says it; by which names, differs by family."""
+    assert [born(families.small("gpt_neox", use_parallel_residual=on)).parallel for on in (True, False)] == [
+        True,
+        False,
+    ]
+    olmo, gemma, routed, oss = (born(FAMILIES[name]()) for name in ("olmo2", "gemma2", "qwen3_moe", "gpt_oss"))
+    assert (olmo.pre_norm, olmo.spec.post_norm, gemma.pre_norm, gemma.spec.post_norm) == (False, True, True, True)
+    assert (routed.experts, routed.chosen, routed.among_chosen, routed.features) == (6, 2, True, 40)
+    assert (oss.experts, oss.chosen, oss.among_chosen, oss.gate) == (4, 2, True, 0.5)
+    grid = torch.linspace(-10, 10, 5)
+    assert oss.up_activation is not None
+    assert torch.equal(oss.up_activation(grid), grid.clamp(-7, 7) + 1)
+    made: Any = families.small("gemma2", hidden_activation="relu")
+    assert torch.equal(born(made).activation(grid), grid.clamp_min(0))
     deep = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 64, "n_layer": 8, "n_head": 4, "initializer_range": 0.1}
     birth = born(deep)  # GPT-2 writes to the stream more quietly the deeper it is
     assert birth.o == birth.down == pytest.approx(0.1 / math.sqrt(16))

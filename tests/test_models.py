@@ -44,16 +44,6 @@ def close(a: Tensor, b: Tensor, noise: float = NOISE) -> bool:
 # ------------------------------------------------------------------------------------------------ what a model is
 
 
-@pytest.mark.parametrize(("name", "backend"), [("llama", BACKENDS[0]), ("gpt2", BACKENDS[1])])
-def test_one_changed_number_changes_the_weights_hash(name, backend):
-    model = families.model(name)
-    before = view(name, backend).identity.weights
-    query = next(p for n, p in model.named_parameters() if "q_proj" in n or "c_attn" in n or "query_key_value" in n)
-    with torch.no_grad():
-        query.view(-1)[7] += 1e-3
-    assert probes.load(model, backend).identity.weights != before
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_weights_hash_says_which_matrix_stands_where(name):
     """Matrices of one shape exchanged, within a block (gate and up, keys and values) and between blocks."""
