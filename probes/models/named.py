@@ -258,11 +258,12 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
             with torch.device("meta"):
                 structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
             where["device_map"] = disjoint(where["device_map"], structure)
+        kind: Any = AutoModelForCausalLM
         if isinstance(source, Path):
-            kind, where = AutoModelForCausalLM, where | {"trust_remote_code": how.trust}
+            where |= {"trust_remote_code": how.trust}
         else:
             kind, where = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], where | {"state_dict": source}
-        loaded: Any = kind.from_pretrained(
+        loaded = kind.from_pretrained(
             source if isinstance(source, Path) else None,
             config=config,
             dtype=how.torch_dtype,

@@ -105,13 +105,14 @@ def unwrapped(model: Any) -> Any:
         return unwrapped(model.module)
     if not (type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model")):
         return model
-    for name, config in model.peft_config.items():
+    adapted: Any = model
+    for name, config in adapted.peft_config.items():
         if config.is_prompt_learning:
             raise InputError(
                 f"adapter '{name}' of the {type(model).__name__} puts trained vectors before the tokens, which probes "
                 "have no place for; give the model without it"
             )
-    return unwrapped(model.get_base_model())
+    return unwrapped(adapted.get_base_model())
 
 
 def _uncompile(copied: nn.Module) -> None:
