@@ -79,40 +79,31 @@ def test_every_combination_of_switches_is_the_twin_s(look):
     assert len(seen) == len(OTHERS)  # every switch does something
 
 
-@pytest.mark.parametrize("attention", ["sigmoid", "relu"])
-def test_weights_that_do_not_sum_to_1(attention):
-    for look in ({"mask": "causal"}, {"mask": "window", "window": 4, "positional": "rope"}):
-        a = architecture(attention=attention, feed_forward=True, **look)
-        weights, inputs = moved(a), some_inputs(a)
-        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
-        leaves = {name: tensor.requires_grad_() for name, tensor in stacked([weights]).items()}
-        found = forward(a, leaves, switches_of(a), inputs)
-        close(found[0], truth, tolerance(a))
-        slopes = torch.autograd.grad(found.sum(), list(leaves.values()))
-        assert all(slope.isfinite().all() for slope in slopes)  # where a query does not look, too
-        assert a.shape.attention == a.described()["attention"] == attention
+RICH: dict[str, Any] = {"norm": "rms", "feed_forward": True}
+FOUR: dict[str, Any] = RICH | {"heads": 4, "width": 16}
+OTHER_SHAPES: list[dict[str, Any]] = [
+    *({"attention": attention, "mask": "window", "window": 4} for attention in ("sigmoid", "relu")),
+    {"attention": "relu", "positional": "rope", "feed_forward": True},
+    *({"blocks": n, "heads": h, "width": 8, "positional": "learned"} | RICH for n, h in ((1, 1), (3, 4))),
+    *(FOUR | {"kv_heads": n, "positional": "rope", "frequencies": (0.5, 0.02)} for n in (1, 2)),
+    FOUR | {"kv_heads": 2},
+]
 
 
-@pytest.mark.parametrize(("blocks", "heads"), [(1, 1), (3, 4)])
-def test_other_depths_and_heads(blocks, heads):
-    for look in ({"mask": "causal"}, {"mask": "prefix", "prefix": 2, "positional": "learned"}):
-        a = architecture(blocks=blocks, heads=heads, width=8, norm="rms", feed_forward=True, **look)
-        weights, inputs = moved(a), some_inputs(a)
-        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
-        close(forward(a, stacked([weights]), switches_of(a), inputs)[0], truth)
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_shared_keys_and_values_and_other_wavelengths(kv_heads):
-    for look in ({}, {"positional": "rope", "frequencies": (0.5, 0.02)}):
-        a = architecture(heads=4, width=16, kv_heads=kv_heads, norm="rms", feed_forward=True, **look)
-        weights, inputs = moved(a), some_inputs(a)
-        assert weights["0.k"].shape == weights["0.v"].shape == (16, 4 * kv_heads)
-        truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
-        close(forward(a, stacked([weights]), switches_of(a), inputs)[0], truth, tolerance(a))
-    plain = replace(a, frequencies=None)
-    assert not torch.allclose(forward(plain, stacked([weights]), switches_of(plain), inputs)[0], truth)
-    assert plain.shape == a.shape != replace(a, kv_heads=None).shape
+@pytest.mark.parametrize("switches", OTHER_SHAPES, ids=str)
+def test_other_shapes_and_kinds_of_attention_are_the_twin_s(switches):
+    a = architecture(**switches)
+    weights, inputs = moved(a), some_inputs(a)
+    assert weights["0.k"].shape == weights["0.v"].shape == (a.width, a.head_dim * (a.kv_heads or a.heads))
+    truth = torch.stack([reference_toys.toy_pass(a, weights, ids)[1] for ids in inputs[0]])
+    leaves = {name: tensor.requires_grad_() for name, tensor in stacked([weights]).items()}
+    found = forward(a, leaves, switches_of(a), inputs)
+    close(found[0], truth, tolerance(a))
+    slopes = torch.autograd.grad(found.sum(), list(leaves.values()))
+    assert all(slope.isfinite().all() for slope in slopes)  # where a query does not look, too
+    plain = replace(a, attention="softmax", frequencies=None)
+    if plain != a:
+        assert not torch.allclose(forward(plain, leaves, switches_of(plain), inputs)[0], truth)
 
 
 def test_factors_multiply_fresh_weights_of_their_kind():

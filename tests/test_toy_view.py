@@ -115,17 +115,14 @@ def test_edits_act(site, look):
 def test_shared_keys_are_edited_once_and_probed_as_autograd_does():
     toy = made(heads=4, width=8, kv_heads=2, positional="rope", frequencies=(0.3,), **toys.STANDARD)
     seen: list[torch.Size] = []
-    embeddings = toy.embed(TOKENS[:1])
-    edit = Edit("key", 1, lambda x: seen.append(x.shape) or 2 * x)
+    embeddings, edit = toy.embed(TOKENS[:1]), Edit("key", 1, lambda x: seen.append(x.shape) or 2 * x)
     trace, plain = (toy.trace(embeddings, attention=True, edits=edits) for edits in ([edit], []))
     assert seen == [(1, 2, LENGTH, 2)]
-    assert toy.spec.kv_heads == 2
     assert torch.equal(trace.attention[1].key, 2 * plain.attention[1].key)
     assert torch.equal(plain.attention[0].key[:, 0], plain.attention[0].key[:, 1])
     parts = toy.parts(1)
     assert parts is not None
     block = LinearizedBlock(parts, plain.residual[1], plain.rotary[1])
-    close(block.output, plain.residual[2])
     slope = torch.autograd.functional.vjp(plain.blocks[1], plain.residual[1], plain.residual[0])[1]
     close(block.vjp(plain.residual[0][None])[0], slope)
 
@@ -168,10 +165,6 @@ def test_what_heads_write_and_what_is_read_out():
         for layer, attention in enumerate(trace.attention):
             written = torch.einsum("bhtc,hcd->btd", attention.pattern() @ attention.value, toy.output_weights(layer))
             close(trace.residual[layer + 1] - trace.residual[layer], written)
-    rows = torch.randn(2, 3, toys.WIDTH).double()
-    for toy in (made(norm="layer"), made(head="mlp")):  # one row as many; which numbers they are, the twin says
-        close(toy.norm(rows[1, 2]), toy.norm(rows)[1, 2])
-        close(toy.unembed(rows[1, 2]), toy.unembed(rows)[1, 2])
     found = logits(made(outputs=5), TOKENS)  # ids that no class stands for are never predicted
     assert found.shape == (4, LENGTH, toys.VOCABULARY)
     assert bool((found[..., 5:] == -math.inf).all())

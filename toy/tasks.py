@@ -74,7 +74,7 @@ class Copying(Task):
     """
 
     kind = "copying"
-    LEAST: ClassVar = {"vocabulary": 2, "target": -math.inf}
+    LEAST: ClassVar = {"target": -math.inf}
     vocabulary: int = 10  # ids in all, that of BOS among them
     length: int = 10  # positions in all, that of BOS among them
     target: int = -1
