@@ -14,7 +14,6 @@ from probes.claims.claim import Claim
 from probes.claims.ruscio import HUB, NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
 from probes.measures.leakage.compute import CELLS, PARTS, SOURCES
-from probes.measures.sinks import RULES
 from probes.results.folder import Collected
 from probes.results.theory_map import CURVES
 from probes.theory.cesaro import cesaro_bins
@@ -318,8 +317,6 @@ def sunk(rate: float = 0.5, other: float = 0.0, *, length: int = 64, bos: bool =
     alpha = np.full((4, 10, 2), [0.05, 0.02])
     for at, share in enumerate((rate, other)):  # of the heads, in every prompt alike
         alpha[:, : round(10 * share), at] = 0.6
-    selected = np.zeros((len(RULES), 2, 5), np.int8)
-    selected[:, 0, 0] = 1
     heads = ("layer", "head")
     made = ended(0.05, **{name: (np.full((2, 5), own[name]), *heads) for name in ("written", "reacts")})
     made |= {f"{name}_norm": ((*heads, "place"), np.full((2, 5, 2), [own[name], 1])) for name in ("value", "key")}
@@ -329,11 +326,10 @@ def sunk(rate: float = 0.5, other: float = 0.0, *, length: int = 64, bos: bool =
         "sink_rate_of_model": ("key", [(alpha[..., 0] > 0.3).mean(), other]),
         "over_tau_of_model": ("key", [own["over"], 0.1]),
         "uniform": (("layer", "key"), np.full((2, 2), 0.06)),
-        "selected": (("rule", *heads), selected),
         "tokens": (("prompt", "position"), np.zeros((4, length), np.int64)),
     }
     attrs = real(options='{"threshold": 0.3}', first_policy="bos" if bos else "none")
-    return xr.Dataset(made, {"key": [0, 1], "rule": list(RULES), "place": ["sink", "rest"]}, attrs)
+    return xr.Dataset(made, {"key": [0, 1], "place": ["sink", "rest"]}, attrs)
 
 
 def sinking(*args: float, **changes: Any) -> Collected:

@@ -27,7 +27,7 @@ from probes.data.documents import read_documents
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
 from probes.measures.inspect import parse_of
-from probes.measures.sinks import parse_keys
+from probes.measures.sinks import numbers
 from probes.models.swap import parse_replacement
 from probes.options import Bands
 from probes.results import dataset as results
@@ -201,8 +201,7 @@ def test_prompts_of_any_text_are_ids_of_the_vocabulary(tmp_path, model, text, n,
 # ------------------------------------------------------------------------------------------------------- options
 
 PARSERS = {
-    "keys": parse_keys,
-    "evict": lambda text: parse_counts(text, "evict", "0,1,4"),
+    "keys": lambda text: numbers(text, "keys", "0,5"),
     "bands": lambda text: Bands(bands=text).values(),
     "lags": lambda text: Bands(lags=text).values(),
     "first": parse_first,

@@ -23,7 +23,7 @@ def prompted() -> tuple[Any, torch.Tensor]:
 
 PROBES: dict[str, dict[str, Any]] = {
     "jacobian": {"method": "sketch", "products": 40},
-    "sinks": {"reacts": "mean"},
+    "sinks": {"reacts": "mean", "effect": 2, "evict": 0, "keep": 8},
     "trajectory": {"starts": 4},
     "leakage": {"bootstrap": 5},
     "bos_swap": {"bootstrap": 5, "products": 20},

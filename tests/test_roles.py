@@ -10,27 +10,13 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import BACKENDS, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, refused, sinks, view
+from measured import BACKENDS, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, sinks, view
 
 from probes.measures.sinks import MEASURE
-from probes.measures.sinks.roles import (
-    BESIDE,
-    COLUMNS,
-    LARGE,
-    ROLES,
-    WITHHELD,
-    assigned,
-    cells,
-    counts,
-    ranked,
-    reading_at,
-    role_names,
-)
+from probes.measures.sinks.roles import BESIDE, LARGE, ROLES, WITHHELD, assigned, by_threshold, counts, role_names
 from probes.models.swap import swapped
 from probes.models.view import View
 from probes.results.statistics import Interval, jackknifed
-
-SIZES = ("written", "output", "output_own")
 
 
 def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
@@ -61,30 +47,27 @@ def test_sizes_equal_full_patterns_in_float64(name):
             continue
         close(found[size], np.sqrt(np.mean(each**2, 0)), 1e-10, 1e-13)
         close(found[f"{size}_by_prompt"], each, 1e-6)
-        assert found[f"{size}_by_prompt"].dtype == np.float32
     for size in ("attends", "reacts"):
         close(found[size], found[f"{size}_by_prompt"].mean("prompt"), 1e-5)
     if name in ("gemma2", "gpt2"):
         close(sinks(view(name, "transformer_lens"), TOKENS).output_own, found.output_own, 1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "olmo2", "olmo3", "llama"])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("gemma2", BACKENDS[1]), *((name, BACKENDS[0]) for name in ("gemma2", "olmo2", "llama"))]
+)
 def test_no_role_is_said_where_a_norm_follows_on_the_output(name, backend):
     """In the result, tables and the answer; the rest stays."""
-    model = view(name, backend)
-    ds = sinks(model, TOKENS, reacts="mean", effect=2, pictures=1)
-    results, norm = {"it": ds}, view(name).parts(0).post_attention_norm is not None
-    assert norm == (name != "llama") == model.spec.post_norm
-    assert {name for name in BESIDE if name in ds} == set(() if norm else BESIDE)
-    (answered,) = MEASURE.answer(results)
+    ds = sinks(view(name, backend), TOKENS, reacts="mean", effect=2, pictures=1)
+    norm = name != "llama"
+    assert {name for name in (*BESIDE, "has_role") if name in ds} == set(() if norm else (*BESIDE, "has_role"))
+    (answered,) = MEASURE.answer({"it": ds})
     assert [WITHHELD in answered, " park" in answered] == [norm, not norm]
-    table = MEASURE.tables(results)[0]
-    for shown in table.rows:
-        cell = dict(zip(table.columns, shown, strict=True))
+    table = MEASURE.tables({"it": ds})[0]
+    for row in table.rows:
+        cell = dict(zip(table.columns, row, strict=True))
         empty = [cell[column] == "-" for column in ("role", "written", "output", "attends", "reads")]
         assert empty == [norm] * 3 + [False] * 2
-    assert [float(row[5]) for row in table.rows] == sorted(ds.attends.values.ravel().round(3), reverse=True)
     assert ds.alpha.notnull().all()
     assert int(ds.effect.notnull().sum()) == 2
 
@@ -99,10 +82,8 @@ def role(found: Any) -> str:
 def test_a_head_without_a_value_at_0_parks():
     """Its output is (1 - A_i0) of what it would be, and nothing comes from position 0."""
     found = sinks(known_model(sink_value=[0, 0, 0, 0], text_value=[0, 0, 5, 0], sharp=8.0), known_tokens(64))
-    assert role(found) == "parks"
-    i = np.arange(1, 64)
-    weights = 1 / (1 + i * np.exp(-8.0))
-    assert found.written.item() == 0
+    weights = 1 / (1 + np.arange(1, 64) * np.exp(-8.0))
+    assert (role(found), found.written.item()) == ("parks", 0)
     own = np.sqrt(np.sum(weights * (1 - weights) ** 2) / np.sum(weights))
     assert found.output_own.item() == pytest.approx(own, rel=1e-4)
     assert found.output.item() == pytest.approx(np.sqrt(np.mean(25 * (1 - weights) ** 2)), rel=1e-4)  # |x_i| = 1
@@ -116,19 +97,16 @@ def test_a_head_without_a_value_at_0_parks():
 def test_a_head_that_copies_what_stands_at_0_reads():
     found = sinks(known_model(sink_value=[0, 2, 0, 0], text_value=[0, 0, 1, 0], sharp=8.0), known_tokens(64))
     weights = 1 / (1 + np.arange(1, 64) * np.exp(-8.0))
-    assert role(found) == "reads"
+    assert (role(found), found.role_sure.item()) == ("reads", 1)  # of two prompts that do the same
     assert found.written.item() == pytest.approx(2 * np.sqrt(np.mean(weights**2)), rel=1e-4)
-    assert found.role_sure.item() == 1  # of two prompts that do the same
 
 
 def test_a_uniform_head_ignores():
     """In a long prompt: of two positions, half of what it writes comes from 0."""
-    for sink_value in ([0, 1, 0, 0], [0, 0, 1, 0]):
-        found = sinks(known_model(sink_value=sink_value, text_value=[0, 0, 1, 0]), known_tokens(200))
-        i = np.arange(1, 200)
-        assert found.written.item() == pytest.approx(np.sqrt(np.mean((i + 1.0) ** -2)), rel=1e-4)
-        assert role(found) == "ignores"
-    assert role(sinks(known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0]), known_tokens(2))) == "reads"
+    model = known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0])
+    found, i = sinks(model, known_tokens(200)), np.arange(1, 200)
+    assert found.written.item() == pytest.approx(np.sqrt(np.mean((i + 1.0) ** -2)), rel=1e-4)
+    assert (role(found), role(sinks(model, known_tokens(2)))) == ("ignores", "reads")
 
 
 def test_a_head_that_follows_what_stands_at_0_reacts():
@@ -137,18 +115,22 @@ def test_a_head_that_follows_what_stands_at_0_reacts():
     assert role(sinks(model, known_tokens(64))) == "ignores"
     found = sinks(model, known_tokens(64), reacts=1)
     assert (role(found), found.role_sure.item()) == ("reacts", 1)
-    assert found.written.item() < LARGE
     weights = 1 / (1 + np.arange(1, 64) * np.exp(-3.0))
     # o' = text_value whatever is attended to.
     change = np.sqrt(np.mean((0.05 * weights) ** 2 + (0.1 * weights) ** 2))
     assert found.reacts_output.item() == pytest.approx(change, rel=1e-4)
 
 
+@torch.no_grad()
+def test_a_stream_of_zeros_has_no_size_beside_it():
+    model: Any = known_model(sink_value=[0, 2, 0, 0], text_value=[0, 0, 1, 0], sharp=8.0)
+    model._model.get_input_embeddings().weight[2] = 0
+    found = sinks(model, known_tokens(8))
+    close(found.written_by_prompt[1], 0, 0)
+    assert found.written_by_prompt[0].item() > 0
+
+
 # ------------------------------------------------------------------------------------------------------ what is sure
-
-
-def interval(value: float, low: float, high: float) -> Interval:
-    return Interval(*(np.array([[x]]) for x in (value, low, high)))  # type: ignore[arg-type]
 
 
 SURELY = {"attends": (0.9, 0.8, 1.0), "written": (0.05, 0.04, 0.06), "output_own": (0.8, 0.7, 0.9)}
@@ -173,15 +155,15 @@ SURELY = {"attends": (0.9, 0.8, 1.0), "written": (0.05, 0.04, 0.06), "output_own
     ],
 )
 def test_roles_and_whether_they_are_sure(changed, is_role, sure):
-    roles, known = assigned({name: interval(*ends) for name, ends in (SURELY | changed).items()})
+    made: Any = {name: Interval(*(np.array([[x]]) for x in ends)) for name, ends in (SURELY | changed).items()}  # type: ignore[arg-type]
+    roles, known = assigned(made)
     assert [name for name, has in zip(ROLES, roles[:, 0, 0], strict=True) if has] == [is_role]
     assert known.item() == sure
 
 
 def test_intervals_are_over_documents():
     model, tokens = view("llama"), drawn_tokens(6)
-    names = ["a", "a", "b", "b", "c", "c"]
-    plain, found = sinks(model, tokens), sinks(model, tokens, documents=names)
+    plain, found = sinks(model, tokens), sinks(model, tokens, documents=["a", "a", "b", "b", "c", "c"])
     unit = np.array([0, 0, 1, 1, 2, 2])
     for layer, head in np.ndindex(families.BLOCKS, families.HEADS):
         each = plain.written_by_prompt.values[:, layer, head].astype(float)
@@ -189,45 +171,17 @@ def test_intervals_are_over_documents():
         at = {"layer": layer, "head": head}
         close([found.written_low[at], found.written_high[at]], [max(0, ends.low), ends.high], 1e-4, 1e-7)
     assert np.array_equal(found.written, plain.written)
-    assert not np.allclose(found.written_high, plain.written_high)
     alone = sinks(model, tokens[:1])
     assert np.isnan(alone.written_low).all()
     assert not alone.role_sure.any()
-    with refused("2 documents are named for 6 prompts; name one for each"):
-        sinks(model, tokens, documents=["a", "b"])
-
-
-# ------------------------------------------------------------------------------------------------------- as a result
 
 
 def test_counts_of_a_result():
     found = sinks(view("llama"), TOKENS, reacts="zero")
-    names = role_names(found)
+    names, by_role = role_names(found), counts(found)
     assert all(found.has_role.sel(role=names[at], layer=at[0], head=at[1]) == 1 for at in np.ndindex(names.shape))
-    assert sum(count for count, _ in counts(found).values()) == families.BLOCKS * families.HEADS
-    assert sum(sure for _, sure in counts(found).values()) == found.role_sure.sum()
-    assert (found.has_role.sum("role") == 1).all()
-    assert reading_at(found)[LARGE] == (found.written > LARGE).sum() == found.has_role.sel(role="reads").sum()
-    few, many = reading_at(found, (2.0, 0.5)).values()
-    assert few <= reading_at(found)[LARGE] <= many
-
-
-def test_a_result_of_before_there_were_roles():
-    found = sinks(view("llama"), TOKENS)
-    new = [name for name in found.data_vars if "role" in str(name) or str(name).startswith((*SIZES, "attends_"))]
-    old = found.drop_vars([name for name in new if name != "written_norm"])
-    rows = ranked(old)
-    assert {row.role for row in rows} <= {"sink-reading", "-"}
-    score = (old.attends * old.reads).values
-    assert [score[row.layer, row.head] for row in rows] == sorted(score.flat, reverse=True)
-    assert all(np.isnan(row.written) and len(list(cells(row))) == len(COLUMNS) for row in rows)
-    assert counts(old) == {}
-
-
-@torch.no_grad()
-def test_a_stream_of_zeros_has_no_size_beside_it():
-    model: Any = known_model(sink_value=[0, 2, 0, 0], text_value=[0, 0, 1, 0], sharp=8.0)
-    model._model.get_input_embeddings().weight[2] = 0
-    found = sinks(model, known_tokens(8))
-    close(found.written_by_prompt[1], 0, 0)
-    assert found.written_by_prompt[0].item() > 0
+    assert sum(count for count, _ in by_role.values()) == families.BLOCKS * families.HEADS
+    assert sum(sure for _, sure in by_role.values()) == found.role_sure.sum()
+    at = by_threshold(found)
+    assert at["reads"] == {limit: (found.written > limit).sum() for limit in (LARGE / 2, LARGE, 2 * LARGE)}
+    assert (at["reads"][LARGE], at["parks"][0.3]) == (by_role["reads"][0], by_role["parks"][0])

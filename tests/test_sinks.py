@@ -1,4 +1,4 @@
-"""Sinks against full patterns in float64, reading on models of known answer, and everything that can be asked wrongly."""
+"""Sinks against full patterns in float64, reading on models of known answer, and what cannot be asked."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from transformers import MistralConfig
 
 import probes
 from probes.headlines import numbers
-from probes.measures.sinks import MEASURE, RULES, parse_keys
-from probes.measures.sinks.roles import ATTENDS, COLUMNS, PLACES, READS, HeadRow, cells, ranked
+from probes.measures.sinks import MEASURE, Options
+from probes.measures.sinks.roles import ATTENDS, COLUMNS, PLACES, head_rows
 from probes.measures.sinks.sums import uniform_alpha
 from probes.models.huggingface import HuggingFaceView
 from probes.models.swap import swapped
@@ -85,10 +85,8 @@ def test_everything_equals_full_patterns_in_float64(name, length):
 
 @pytest.mark.parametrize(("name", "backend"), SOME)
 def test_both_backends_in_float32(name, backend):
-    model = view(name, backend)
-    chosen = tuple(range(LENGTH))
-    truth = expected(model, TOKENS, chosen)
-    found = sinks(model, TOKENS, keys=chosen)
+    model, chosen = view(name, backend), tuple(range(LENGTH))
+    truth, found = expected(model, TOKENS, chosen), sinks(model, TOKENS, keys=chosen)
     close(found.alpha, truth["alpha"], 0, ALPHA)
     for variable in (*HEADS, *NORMS):
         close(found[variable], truth[variable], SIZES, 1e-5)
@@ -98,28 +96,26 @@ def test_both_backends_in_float32(name, backend):
         close(found[variable], truth[variable], 0, 1e-12)
 
 
-def test_means_over_prompts():
-    model = view("llama")
+def test_means_over_prompts_and_strict_thresholds():
+    model = view("gpt2")
     each, mean = sinks(model, TOKENS), sinks(model, TOKENS, per_prompt=False)
     assert each.alpha.dims == ("prompt", "layer", "head", "key")
     close(mean.alpha, each.alpha.mean("prompt"), 1e-12)
     assert sinks(model, TOKENS, keys="all", per_prompt=True).alpha.dims[0] == "prompt"
     # Decided per prompt: a head above in some prompts alone counts for those.
-    rate = (each.alpha > 0.3).mean(("prompt", "head"))
-    close(each.sink_rate, rate, 1e-12)
-    assert not np.array_equal(rate, (each.alpha.mean("prompt") > 0.3).mean("head"))
+    close(each.sink_rate, (each.alpha > 0.3).mean(("prompt", "head")), 1e-12)
+    assert not np.array_equal(each.sink_rate, (each.alpha.mean("prompt") > 0.3).mean("head"))
     close(each.sink_rate_of_model, (each.alpha > 0.3).mean(("prompt", "layer", "head")), 1e-12)
-
-
-def test_thresholds_are_strict():
-    model = view("gpt2")
     alpha = sinks(model, TOKENS, keys=(0,)).alpha.values
     at = float(np.sort(alpha, axis=None)[alpha.size // 2])
-    above, reached = np.mean(alpha > at), np.mean(alpha >= at)
-    assert above < reached
-    assert float(sinks(model, TOKENS, keys=(0,), threshold=at).sink_rate_of_model[0]) == pytest.approx(above)
-    below = float(np.nextafter(at, 0))
-    assert float(sinks(model, TOKENS, keys=(0,), threshold=below).sink_rate_of_model[0]) == pytest.approx(reached)
+    for threshold, share in ((at, np.mean(alpha > at)), (np.nextafter(at, 0), np.mean(alpha >= at))):
+        found = sinks(model, TOKENS, keys=(0,), threshold=float(threshold))
+        assert float(found.sink_rate_of_model[0]) == pytest.approx(share)
+    # More prompts than pieces are kept: sums are those of all.
+    many = drawn_tokens(70, 4)
+    parts = [sinks(model, many[some], per_prompt=False) for some in (slice(0, 35), slice(35, 70))]
+    for name in ("alpha", "sink_rate", "over_tau", "value_norm"):
+        close(sinks(model, many, per_prompt=False)[name], (parts[0][name] + parts[1][name]) / 2, 1e-6)
 
 
 def test_a_window_of_one_sees_no_other():
@@ -128,11 +124,7 @@ def test_a_window_of_one_sees_no_other():
     close(found.alpha[..., 0], 1 / LENGTH, 1e-5)
     close(found.over_tau, 1, 0)
     assert np.isnan(found.attends).all()
-    assert not found.selected.any()
-    assert [cell for row in ranked(found, 1) for cell in cells(row)][2:5] == ["ignores?", "-", "-"]
-
-
-# ----------------------------------------------------------------------------------------------- uniform attention
+    assert head_rows(found)[0][2:5] == ["ignores?", "-", "-"]
 
 
 def test_uniform_baseline():
@@ -142,15 +134,12 @@ def test_uniform_baseline():
     for window in (None, 1, 8, 500):
         truth = [reference.uniform_alpha(40, key, window) for key in range(40)]
         close(uniform_alpha(40, range(40), window), truth, 1e-12)
-    found = sinks(view("gemma2"), drawn_tokens(1, 40), keys=(0, 3, 30))
-    assert found.uniform.dims == ("layer", "key")
-    for layer, window in enumerate(view("gemma2").spec.windows):
-        close(found.uniform[layer], [reference.uniform_alpha(40, key, window) for key in (0, 3, 30)], 1e-12)
     original: Any = families.model("gemma2")
     with torch.no_grad():
         for block in original.get_decoder().layers:
             block.self_attn.q_proj.weight.zero_()
     found = sinks(HuggingFaceView(original), drawn_tokens(2, 40), keys="all")
+    assert found.uniform.dims == ("layer", "key")
     close(found.alpha - found.uniform, 0, 0, 1e-6)
 
 
@@ -173,64 +162,40 @@ def test_reading_of_uniform_attention(length):
 def test_a_share_that_the_rest_cancels():
     """v_0 = 2 u, all others -u: at query 1 o = u / 2, of which position 0 brought u, and the rest -u / 2."""
     found = sinks(known_model(sink_value=[0, 2, 0, 0], text_value=[0, -1, 0, 0]), known_tokens(2))
-    assert found.reads.item() == pytest.approx(2, rel=1e-5)
-    assert found.reads_along.item() == pytest.approx(2, rel=1e-5)
+    assert (found.reads.item(), found.reads_along.item()) == pytest.approx((2, 2), rel=1e-5)
     against = sinks(known_model(sink_value=[0, 1, 0, 0], text_value=[0, -2, 0, 0]), known_tokens(2))
-    assert against.reads.item() == pytest.approx(1, rel=1e-5)
-    assert against.reads_along.item() == pytest.approx(-1, rel=1e-5)
+    assert (against.reads.item(), against.reads_along.item()) == pytest.approx((1, -1), rel=1e-5)
 
 
-def test_a_broadcasting_sink_a_no_op_sink_and_a_head_that_only_reads():
-    tokens = known_tokens(64)
-    cases = {
-        "broadcasting": ({"sink_value": [0, 1, 0, 0], "text_value": [0, 0, 1, 0], "sharp": 8.0}, (1, 1, 1)),
-        "no-op": ({"sink_value": [0, 0, 0, 0], "text_value": [0, 0, 1, 0], "sharp": 8.0}, (1, 0, 0)),
-        "reader": ({"sink_value": [0, 50, 0, 0], "text_value": [0, 0, 1, 0], "sharp": 0.0}, (0, 1, 0)),
-    }
-    for made, (attends, reads, both) in cases.values():
-        found = sinks(known_model(**made), tokens)
-        chosen = {rule: found.selected.sel(rule=rule).item() for rule in RULES}
-        assert chosen == {"attends": attends, "reads": reads, "reacts": 0, "sink-reading": both}
-    found = sinks(known_model(**cases["no-op"][0]), tokens)
+def test_a_no_op_sink_attends_and_reads_nothing():
+    found = sinks(known_model(sink_value=[0, 0, 0, 0], text_value=[0, 0, 1, 0], sharp=8.0), known_tokens(64))
     assert found.reads.item() == 0
     assert found.attends.item() > 0.9
-    i = np.arange(64)
-    alpha = np.mean(1 / (1 + i * np.exp(-8.0)))
+    alpha = np.mean(1 / (1 + np.arange(64) * np.exp(-8.0)))
     close(found.alpha[:, 0, 0, 0], [alpha, alpha], 1e-5)
 
 
 def test_sizes_are_those_behind_w_o():
     """The first value dimension is written three times as large, and a head that writes nothing has no share."""
     found = sinks(known_model(sink_value=[1, 0, 0, 0], text_value=[0, 1, 0, 0]), known_tokens(8))
-    assert ranked(found)[0].value_ratio == pytest.approx(1, rel=1e-5)
+    close(found.value_norm[0, 0], [1, 1], 1e-5)
     close(found.written_norm[0, 0], [3, 1], 1e-5)
     silent = sinks(known_model(sink_value=[0] * 4, text_value=[0] * 4), known_tokens(8))
     assert np.isnan(silent.reads).all()
-    (row,) = ranked(silent)
-    assert np.isnan(row.value_ratio)
-    assert (row.written, row.role, list(cells(row))[7:9]) == (0, "ignores", ["-", "-"])
+    (row,) = head_rows(silent)
+    shown = dict(zip(COLUMNS, row, strict=True))
+    assert [shown[name] for name in ("role", "written", "own output", "value 0/rest")] == ["ignores", "0.000", "-", "-"]
 
 
 # ------------------------------------------------------------------------------------------------------- reacting
 
 
 @pytest.mark.parametrize(
-    ("name", "replacement"),
-    [
-        ("llama", "zero"),
-        ("qwen3", "zero"),
-        ("mistral", "mean"),
-        ("gpt2", "random"),
-        ("gemma2", 7),
-        ("gpt_neox", "zero"),
-    ],
+    ("name", "replacement"), [("llama", "zero"), ("mistral", "mean"), ("gpt2", "random"), ("gemma2", 7)]
 )
 def test_reactions_equal_full_patterns(name, replacement):
     model = view(name, dtype="float64")
     found, alone = sinks(model, TOKENS, reacts=replacement), sinks(model, TOKENS)
-    moved = ("reacts",) if model.spec.post_norm else ("reacts", "reacts_output")
-    more = {f"{name}{end}" for name in moved for end in ("", "_low", "_high", "_by_prompt")}
-    assert set(found.data_vars) - set(alone.data_vars) == more | {"reacts_among_others"}
     for variable in (*BOTH, *HEADS, *NORMS):  # the rest is as it is
         close(found[variable], alone[variable], 1e-5, 1e-7)
     before, after = recorded(model, TOKENS), recorded(swapped(model, replacement), TOKENS)
@@ -249,37 +214,30 @@ def test_reactions_equal_full_patterns(name, replacement):
 def test_reactions_of_known_size():
     """Uniform over the others, A_i0 = e^s / (e^s + i): a plain token at position 0 makes all of it 1 / (i + 1)."""
     model = known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0], sharp=3.0)
-    found = sinks(model, known_tokens(40), reacts=TEXT)
-    i = np.arange(2, 40)
+    found, i = sinks(model, known_tokens(40), reacts=TEXT), np.arange(2, 40)
     moved = i / 2 * (1 / (i + 1) - 1 / (np.exp(3.0) + i))
     assert found.reacts.item() == pytest.approx(moved.mean(), rel=1e-4)
     assert found.reacts_among_others.item() == pytest.approx(0, abs=1e-6)
-    assert found.selected.sel(rule="reacts").item() == 1
     # Behind a sink that takes everything: weights on the others underflow in float32, and all there is moves to them.
     model = known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0], sharp=300.0)
     found, i = sinks(model, known_tokens(10), reacts=TEXT), np.arange(2, 10)
     assert found.reacts.item() == pytest.approx(np.mean(i / 2 / (i + 1)), rel=1e-4)
     assert found.reacts_among_others.item() == pytest.approx(0, abs=1e-6)
-    short = sinks(view("llama"), drawn_tokens(2, 2), reacts="zero")
-    assert np.isnan(short.reacts).all()
-    assert not short.selected.sel(rule="reacts").any()
+    assert np.isnan(sinks(view("llama"), drawn_tokens(2, 2), reacts="zero").reacts).all()
 
 
-# ------------------------------------------------------------------------------------------------ pictures, ranking
+# ------------------------------------------------------------------------------------------- pictures and the table
 
 
 def test_pictures_are_patterns_of_the_strongest_sinks():
     model, tokens = view("gemma2"), drawn_tokens(2, 40)
     found = sinks(model, tokens, keys=(0,), pictures=5)
-    assert found.pattern.dims == ("picture", "picture_query", "picture_key")
     patterns = recorded(model, tokens[:1])[0]["patterns"]
-    named = list(zip(found.picture_layer.values, found.picture_head.values, strict=True))
-    attends = [found.attends.values[at] for at in named]
-    assert attends == sorted(found.attends.values.ravel(), reverse=True)[:5]
-    for picture, (layer, head) in zip(found.pattern.values, named, strict=True):
+    places = list(zip(found.picture_layer.values, found.picture_head.values, strict=True))
+    assert [found.attends.values[at] for at in places] == sorted(found.attends.values.ravel(), reverse=True)[:5]
+    for picture, (layer, head) in zip(found.pattern.values, places, strict=True):
         close(picture, patterns[layer][head], 0, 1e-5)
     assert sinks(model, tokens, pictures=100).sizes["picture"] == families.BLOCKS * families.HEADS
-    assert "pattern" not in sinks(model, tokens)
     model = probes.load("tiny-llama", device="cpu")
     tokens = probes.prompts(model, n=1, length=200)
     drawn = sinks(model, tokens, pictures=1)  # of the first positions
@@ -287,70 +245,73 @@ def test_pictures_are_patterns_of_the_strongest_sinks():
     close(drawn.pattern[0], whole[:128, :128], 0, 1e-5)
 
 
-def test_ranking():
-    found = sinks(view("llama"), TOKENS, reacts="zero")
-    rows = ranked(found)
-    assert len(rows) == families.BLOCKS * families.HEADS
-    assert [row.written for row in rows] == sorted((row.written for row in rows), reverse=True)
-    np.testing.assert_equal(ranked(found, 3), rows[:3])
+def test_the_table_of_heads_and_the_headlines():
+    model = probes.load("tiny-llama")
+    tokens = probes.prompts(model, n=4, length=32)
+    ds = sinks(model, tokens, reacts="mean")
+    alpha = np.stack([[x.double()[:, :, 0].mean(-1) for x in one["patterns"]] for one in recorded(model, tokens)])
+    found = {(one.name, one.where): one.interval.value for one in numbers(MEASURE, ds)}
+    assert found["alpha of position 0", ""] == pytest.approx(alpha.mean(), rel=1e-5)
+    assert found["sink rate of position 0", ""] == pytest.approx((alpha > 0.3).mean())
+    assert found["alpha of uniform attention", ""] == pytest.approx(sum(1 / n for n in range(1, 33)) / 32)
+    assert sum(value for (name, _), value in found.items() if name == "share of heads") == pytest.approx(1)
+    mean = alpha.mean(0)
+    block, head = np.unravel_index(mean.argmax(), mean.shape)
+    (sentence,) = MEASURE.answer({"it": ds})
+    assert f"sink in {(mean > 0.3).sum()} of {mean.size} heads, most of all in block {block}, head {head} " in sentence
+    assert "with uniform attention it would be in 0 " in sentence
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in head_rows(ds)]
+    assert len(rows) == mean.size
+    assert [float(row["attends"]) for row in rows] == sorted(ds.attends.values.ravel().round(3), reverse=True)
     for row in rows:
-        at = {"layer": row.layer, "head": row.head}
-        assert all(getattr(row, name) == float(found[name].sel(at)) for name in ("attends", "output_own", "reacts"))
-        assert found.has_role.sel(at | {"role": row.role}).item() == 1
-        both = found.selected.sel(at | {"rule": "sink-reading"}).item()
-        assert both == (row.attends > ATTENDS and row.reads > READS)
-        assert row.value_ratio == pytest.approx(float(found.value_norm.sel(at)[0] / found.value_norm.sel(at)[1]))
-        assert len(list(cells(row))) == len(COLUMNS)
-    assert all(np.isnan(row.reacts) for row in ranked(sinks(view("llama"), TOKENS)))
-    row = HeadRow(1, 2, "parks", False, float("nan"), 0.5, 0.125, 0.25, 0.375, 1.0, float("nan"), 0.1)
-    text = dict(zip(COLUMNS, cells(row), strict=True))
-    assert (text["block"], text["head"], text["role"]) == ("1", "2", "parks?")
-    assert (text["attends"], text["own output"], text["reacts"], text["value 0/rest"]) == ("0.500", "0.375", "-", "0.1")
+        at = ds.sel(layer=int(row["block"]), head=int(row["head"]))
+        assert at.has_role.sel(role=row["role"].strip("?")) == 1
+        assert row["role"].endswith("?") == (at.role_sure == 0)
+        shown = {"own output": at.output_own, "reacts": at.reacts, "value 0/rest": at.value_norm[0] / at.value_norm[1]}
+        for name, value in shown.items():
+            assert float(row[name]) == pytest.approx(float(value), 0.01, 1e-3)
+        assert row["effect"] == "-"
 
 
 # ------------------------------------------------------------------------------------------------- what is asked
 
 
-def test_keys_are_read():
-    assert [parse_keys(text) for text in ("all", "5,0", "3-3")] == ["all", (5, 0), (3,)]
-    assert parse_keys("0-2, 9 ,20-21") == (0, 1, 2, 9, 20, 21)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        *((text, "no positions") for text in ("", "some", "-1", "0,", "1-2-3", "0.5", "²", "All")),
-        ("7-0", "run backwards; give 0-7"),
-        ("0-3,2", "key 2 is given twice"),
-        ("0-99999999999", "more than any prompt"),
-    ],
-)
-def test_keys_that_cannot_be_read(text, says):
-    with refused(says):
-        parse_keys(text)
+def test_options_are_read():
+    read = {text: Options(keys=text).values()["keys"] for text in ("all", "5,0", "0-2, 9 ,20-21")}
+    assert read == {"all": "all", "5,0": (5, 0), "0-2, 9 ,20-21": (0, 1, 2, 9, 20, 21)}
+    assert [Options(effect=text).values()["effect"] for text in ("off", "all", "12")] == [None, "all", 12]
+    for options, says in ((Options(keys="1-2-3"), "keys '1-2-3'"), (Options(effect="-1"), "give off, all or a number")):
+        with refused(says):
+            options.values()
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"keys": (0, LENGTH)}, "key 12 is outside the prompts; positions run from 0 to 11"),
-        ({"keys": parse_keys("0-12")}, "key 12 is outside"),  # asked for, they are not cut
-        ({"keys": (-1,)}, "key -1 is outside"),
-        ({"keys": (0, 0)}, "key 0 is given twice"),
-        ({"keys": ()}, "keys are empty"),
-        ({"keys": (0.5,)}, "key 0.5 is no position"),
-        ({"keys": (True,)}, "key True is no position"),
-        ({"keys": "0-7"}, "keys '0-7' are no positions"),
-        ({"keys": 3}, "keys 3 are no positions"),
-        ({"threshold": 1.0}, "threshold=1.0"),
-        ({"threshold": -0.1}, "threshold=-0.1"),
+        ({"keys": (0, LENGTH)}, "keys=12 cannot be used with prompts of 12 positions; give whole numbers from 0 to 11"),
+        ({"keys": (-1,)}, "keys=-1 cannot be used"),
+        ({"keys": (0, 0)}, "keys=0,0 name a number twice"),
+        ({"keys": ()}, "keys= name none"),
+        ({"keys": (0.5,)}, "keys=0.5 cannot be used"),
+        ({"keys": (True,)}, "keys=True cannot be used"),
+        ({"keys": "0-7"}, "keys=0-7 cannot be used .*, or 'all'"),
+        ({"threshold": 1.0}, "threshold=1.0 is no share"),
         ({"threshold": float("nan")}, "threshold=nan"),
-        ({"threshold": "0.3"}, "threshold=0.3"),
-        ({"tau": 2}, "tau=2"),
-        ({"pictures": -1}, "pictures=-1"),
+        ({"tau": -0.1}, "tau=-0.1"),
+        ({"pictures": -1}, "pictures=-1 cannot be used; give a whole number, 0 or more"),
         ({"pictures": 1.5}, "pictures=1.5"),
         ({"reacts": "nothing"}, "replacement 'nothing' is unknown"),
-        ({"reacts": families.VOCABULARY}, f"{families.VOCABULARY} is outside the vocabulary"),
+        ({"documents": ["a", "b"]}, "2 documents are named for 3 prompts; name one for each"),
+        ({"effect": 0}, "effect=0 cannot be used; give a whole number, 1 or more, or all"),
+        ({"effect": "some"}, "effect=some cannot be used"),
+        ({"effect_prompts": 0}, "effect_prompts=0 cannot be used; give a whole number, 1 or more"),
+        ({"evict": (0, -1), "keep": 4}, "evict=-1 cannot be used with prompts of 12 positions"),
+        (
+            {"evict": 0, "keep": 0},
+            "keep=0 cannot be used with prompts of 12 positions; give whole numbers from 1 to 11",
+        ),
+        ({"keep": (4, 8)}, "keep=.* has no use without evict"),
+        ({"evict": 0}, "prompts of 12 positions lose no key with the usual 64 kept; give keep"),
     ],
 )
 def test_what_cannot_be_asked(options, says, unchecked):
@@ -358,21 +319,12 @@ def test_what_cannot_be_asked(options, says, unchecked):
         sinks(view("llama"), TOKENS, **options)
 
 
-def test_what_cannot_be_measured(unchecked):
-    with refused("token id 200 is outside"):
-        sinks(view("llama"), torch.full((1, 4), 200))
+def test_weights_that_are_not_finite():
     broken: Any = families.model("llama")
     with torch.no_grad():
         broken.get_decoder().layers[1].self_attn.k_proj.weight[0] = float("nan")
     with refused("not finite"):
         sinks(HuggingFaceView(broken), TOKENS)
-    with refused("no reads; give one of sinks"):
-        ranked(sinks(view("llama"), TOKENS).drop_vars("reads"))
-    with refused("n=-1"):
-        ranked(sinks(view("llama"), TOKENS), -1)
-
-
-# ----------------------------------------------------------------------------------------------------- as a result
 
 
 def test_result(tmp_path):
@@ -382,11 +334,8 @@ def test_result(tmp_path):
     assert [done for done, _ in seen] == pytest.approx(np.arange(1, 10) / families.BLOCKS)
     assert seen[-1] == (3.0, 3.0)
     options = json.loads(found.attrs["options"])
-    assert options["keys"] == [0, 2]
-    assert (options["tau"], options["reacts"], options["per_prompt"]) == (0.1, 7, True)
+    assert (options["keys"], options["tau"], options["reacts"], options["per_prompt"]) == ([0, 2], 0.1, 7, True)
     assert found.attrs["attends_threshold"] == ATTENDS
-    assert found.rule.values.tolist() == list(RULES)
-    assert found.selected.dtype == np.int8
     assert json.loads(sinks(model, TOKENS, keys="all").attrs["options"])["keys"] == "all"
     complete(found, tmp_path / "sinks.nc")
 
@@ -394,7 +343,7 @@ def test_result(tmp_path):
 # ------------------------------------------------------------------------------------------------- trained models
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral-window", "tiny-qwen2", STORIES])
+@pytest.mark.parametrize("name", ["tiny-mistral-window", STORIES])
 def test_trained_models_and_their_roundings(name):
     if isinstance(name, Path) and not name.is_dir():
         pytest.skip("the checkpoint stories260K is not here")
@@ -403,13 +352,10 @@ def test_trained_models_and_their_roundings(name):
     found, truth = sinks(model, tokens, reacts="mean"), expected(model, tokens, range(8))
     for variable in (*BOTH, *HEADS):
         close(found[variable], truth[variable], 1e-4, ALPHA)
-    if model.bos is not None:  # far above uniform attention
-        assert float(found.alpha.sel(key=0).mean("prompt").max()) > 2 * float(found.uniform.sel(key=0).max())
     # In bfloat16 the model rounds to 8 bits at every step: weights of attention agree to a few hundredths at worst.
     rough = sinks(coarse, tokens, reacts="mean")
-    close(rough.alpha, found.alpha, 0, 2e-2)
-    for variable in ("attends", "reads", "reads_along", "reacts"):
-        close(rough[variable], found[variable], 0, 3e-2)
+    for variable, near in {"alpha": 2e-2, **dict.fromkeys((*HEADS, "reacts"), 3e-2)}.items():
+        close(rough[variable], found[variable], 0, near)
     for variable in NORMS:
         close(rough[variable], found[variable], 3e-2)
     # Against its own queries and keys, rounded once, there is only float32's rounding left.
@@ -425,20 +371,3 @@ def test_on_a_gpu(name, backend):
         found = sinks(there, TOKENS, keys=keys, reacts="zero", pictures=1, per_prompt=True)
         chosen = range(LENGTH) if keys == "all" else keys
         close(found.alpha, sinks(view(name, backend), TOKENS, keys=tuple(chosen)).alpha, 0, 1e-3)
-
-
-def test_headlines_and_answer_count_heads():
-    model = probes.load("tiny-llama")
-    tokens = probes.prompts(model, n=4, length=32)
-    ds = sinks(model, tokens, reacts="mean")
-    alpha = np.stack([[x.double()[:, :, 0].mean(-1) for x in one["patterns"]] for one in recorded(model, tokens)])
-    found = {(one.name, one.where): one.interval.value for one in numbers(MEASURE, ds)}
-    assert found["alpha of position 0", ""] == pytest.approx(alpha.mean(), rel=1e-5)
-    assert found["sink rate of position 0", ""] == pytest.approx((alpha > 0.3).mean())
-    assert found["alpha of uniform attention", ""] == pytest.approx(sum(1 / n for n in range(1, 33)) / 32)
-    assert sum(value for (name, _), value in found.items() if name == "share of heads") == pytest.approx(1)
-    mean = alpha.mean(0)
-    block, head = np.unravel_index(mean.argmax(), mean.shape)
-    (sentence,) = MEASURE.answer({"it": ds})
-    assert f"sink in {(mean > 0.3).sum()} of {mean.size} heads, most of all in block {block}, head {head} " in sentence
-    assert "with uniform attention it would be in 0 " in sentence

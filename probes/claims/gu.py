@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
+from ..measures.sinks.roles import ATTENDS
 from ..results.curves import three_digits
 from ..results.dataset import options_of
 from ..results.folder import Collected
@@ -145,7 +146,7 @@ MASSIVE = "in every model some dimension at position 0 exceeds 100 and is above 
 
 def in_attending(ds: xr.Dataset, values: xr.DataArray) -> np.ndarray:
     """Values of the heads that attend to position 0."""
-    return values.values[ds["selected"].sel(rule="attends").values.astype(bool)]
+    return values.values[ds["attends"].values > ATTENDS]
 
 
 def norm_below(ds: xr.Dataset, name: str, limit: float) -> Told:

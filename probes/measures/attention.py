@@ -45,13 +45,6 @@ class PatternBlock(NamedTuple):
         return self.first + self.weights.shape[-1]
 
 
-class ColumnStatistics(NamedTuple):
-    """By key, both [B, H, key]. Under a prefix, queries before a key may see it; only `over` counts those."""
-
-    total: Float[Tensor, "batch head key"]  # sum of the weights on it, of the queries from it on
-    over: Float[Tensor, "batch head key"]  # number of queries with a weight on it above the threshold
-
-
 def normalizers(attention: Attention) -> Float[Tensor, "batch head query"]:
     """`log Z_i`, the log-sum-exp of a query's logits: the kernel's own where it gave one, else from another pass of it."""
     found = attention.normalizer if attention.normalizer is not None else attend(attention, normalizer=True).normalizer
@@ -127,17 +120,21 @@ def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch
     return torch.stack(found, -2)
 
 
-def pattern_blocks(attention: Attention, *, numbers: int | None = None) -> Iterator[PatternBlock]:
-    """The pattern in blocks of queries, of about `numbers` weights each; at most one is alive at a time."""
+def pattern_blocks(attention: Attention) -> Iterator[PatternBlock]:
+    """The pattern in blocks of queries; at most one is alive at a time."""
     log_z = normalizers(attention)
-    given = {} if numbers is None else {"numbers": numbers}
-    for start, stop in query_blocks(attention, **given):
+    for start, stop in query_blocks(attention):
         weights = attention.logits(start, stop).sub_(log_z[..., start:stop, None]).exp_()
         yield PatternBlock(start, stop, attention.first_key(start), weights)
 
 
-def column_statistics(attention: Attention, threshold: float) -> ColumnStatistics:
-    """Sums and counts above `threshold` of every column, in one pass over the pattern."""
+def column_statistics(
+    attention: Attention, threshold: float
+) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"]]:
+    """Of every column the sum of the weights, of the queries from the key on, and the number of weights above `threshold`.
+
+    In one pass over the pattern. Under a prefix, queries before a key may see it; only the second counts those.
+    """
     shape, log_z = attention.query.shape[:-1], normalizers(attention)
     total, over = (torch.zeros(shape, dtype=torch.float64, device=precise(log_z.device)) for _ in range(2))
     for block in pattern_blocks(replace(attention, normalizer=log_z)):
@@ -148,7 +145,7 @@ def column_statistics(attention: Attention, threshold: float) -> ColumnStatistic
         # A product with ones is the fastest sum over rows there is; float32 counts exactly up to 2^24.
         total[..., seen] += (ones @ counted).squeeze(-2).to(total.device)
         over[..., seen] += (ones @ weights.gt_(threshold)).squeeze(-2).to(over.device)
-    return ColumnStatistics(total, over)
+    return total, over
 
 
 def by_layer(model: View, streams: MutableMapping[Any, Tensor]) -> Iterator[tuple[int, Iterator[Attention]]]:

@@ -12,23 +12,22 @@ import numpy as np
 import xarray as xr
 
 from ... import options
+from ...data.positions import read_ranges
+from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.swap import parse_replacement
 from ...results.dataset import options_of
-from ...results.statistics import jackknifed, units
-from ...results.tables import Table, estimated, interval, number
+from ...results.tables import Table, estimated, number
 from .chart import CAPTION, chart
-from .collectors import KEY_COLUMNS, TOKEN_COLUMNS, key_rows, token_rows
+from .collectors import COLUMNS as TOKEN_COLUMNS
+from .collectors import token_rows
 from .compute import TAU as TAU
 from .compute import THRESHOLD as THRESHOLD
-from .compute import parse_keys as parse_keys
 from .compute import sinks as sinks
-from .effect import parse_effect
-from .evict import DIMS, parse_counts
-from .roles import COLUMNS, cells, counts, parking_at, ranked, reading_at, withheld
-from .roles import RULES as RULES
+from .evict import DIMS
+from .roles import COLUMNS, LIMITS, by_threshold, counts, head_rows
 
-CACHE_COLUMNS = ("model", "first", "last", "positions by", "loss", "change", "KL")
+CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,28 @@ class Options(options.Options):
     def values(self) -> dict[str, Any]:
         """As `sinks` takes them."""
         reacts = None if self.reacts == "off" else parse_replacement(self.reacts)
-        values: dict[str, Any] = vars(self) | {"reacts": reacts, "effect": parse_effect(self.effect)}
-        if (keys := values.pop("keys")) is not None:  # the default is as many of the first as a prompt has
-            values["keys"] = parse_keys(keys)
-        for name, example in (("evict", "0,1,4"), ("keep", "64,128,256")):
-            values[name] = None if values[name] is None else parse_counts(values[name], name, example)
-        return values
+        keys = "all" if self.keys == "all" else numbers(self.keys, "keys", "all, 0-7 or 0,5")
+        kept = {"evict": numbers(self.evict, "evict", "0,1,4"), "keep": numbers(self.keep, "keep", "64,128,256")}
+        return vars(self) | {"keys": keys, "reacts": reacts, "effect": _effect(self.effect), **kept}
+
+
+def numbers(text: str | None, name: str, example: str) -> tuple[int, ...] | None:
+    """Whole numbers and ranges of them, ends included: "0-7", "0,5", "0-3,8".
+
+    Raises:
+        InputError: something else, see `read_ranges`.
+    """
+    ranges = [] if text is None else read_ranges(text, name, example)
+    return tuple(number for first, last in ranges for number in range(first, last + 1)) or None
+
+
+def _effect(text: str) -> int | str | None:
+    """A number of heads, "all", or "off"."""
+    if text in ("off", "all"):
+        return None if text == "off" else "all"
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    raise InputError(f"effect '{text}' is unknown; give off, all or a number of heads")
 
 
 # ------------------------------------------------------------------------------------------------------------ headlines
@@ -92,15 +107,8 @@ def _rate(ds: xr.Dataset) -> xr.DataArray:
 
 
 def _over_heads(ds: xr.Dataset, *, name: str) -> xr.DataArray:
-    return ds[name].mean(("layer", "head"))
-
-
-def _by_rule(ds: xr.Dataset) -> xr.DataArray:
-    """The share of heads that each rule selects, where there are no roles."""
-    if "has_role" in ds:
-        raise KeyError("rules are not needed")
-    known = [rule for rule in RULES if rule in ds["rule"].values and (rule != "reacts" or "reacts" in ds)]
-    return ds["selected"].sel(rule=known).mean(("layer", "head"))
+    """A mean over heads, by prompt where it was kept."""
+    return ds.get(f"{name}_by_prompt", ds[name]).mean(("layer", "head"))
 
 
 # ------------------------------------------------------------------------------------------------- sentences and tables
@@ -127,68 +135,56 @@ def _sink(ds: xr.Dataset) -> str:
 
 
 def _roles(ds: xr.Dataset) -> str:
-    """How many heads have which role."""
-    if withheld(ds):
-        return f"; {withheld(ds)}"
-    told = [f"{count} {role.removesuffix('s')}" for role, (count, _) in counts(ds).items()]
-    return f"; of the heads {', '.join(told)}" if told else ""
+    """How many heads have which role, or why none has one."""
+    if "roles_withheld" in ds.attrs:
+        return f"; {ds.attrs['roles_withheld']}"
+    return f"; of the heads {', '.join(f'{count} {role[:-1]}' for role, (count, _) in counts(ds).items())}"
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """All heads, the strongest sinks first; keys; counts by role and rule; collectors and caches where measured."""
-    heads, keys, more = [], [], []
-    for model, ds in results.items():
-        strongest = sorted(ranked(ds), key=lambda row: -np.nan_to_num(row.attends))
-        heads += [[model, *cells(row)] for row in strongest]
-        alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
-        columns = (ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, ds["uniform"].mean("layer"))
-        for key in ds["key"].values:
-            keys.append([model, str(key), *(number(column.sel(key=key), ".4f") for column in columns)])
-        more += [[model, *row] for row in _counts(ds)]
-    listed = [
-        Table("Heads, the strongest sinks first", ("model", *COLUMNS), heads),
-        Table("Keys", ("model", "key", "sink rate", "over tau", "alpha", "uniform"), keys),
-        Table("Heads by role and threshold", ("model", "what", "value"), more),
-    ]
-    for title, columns, rows_of in (
-        ("Keys behind position 0 with the largest alpha, mean over heads", KEY_COLUMNS, key_rows),
+    parts = (
+        ("Heads, the strongest sinks first", COLUMNS, head_rows),
+        ("Keys", ("key", "sink rate", "over tau", "alpha", "uniform"), _keys),
+        ("Heads by role and threshold", ("what", "value"), _counts),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
-    ):
-        rows = [row for model, ds in results.items() for row in rows_of(model, ds)]
-        listed += [Table(title, columns, rows)] * bool(rows)
+    )
+    listed = []
+    for title, columns, rows_of in parts:
+        rows = [[model, *row] for model, ds in results.items() for row in rows_of(ds)]
+        listed += [Table(title, ("model", *columns), rows)] * bool(rows)
     return listed
 
 
+def _keys(ds: xr.Dataset) -> list[list[str]]:
+    alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
+    columns = (ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, ds["uniform"].mean("layer"))
+    return [[str(key), *(number(column.sel(key=key), ".4f") for column in columns)] for key in ds["key"].values]
+
+
 def _counts(ds: xr.Dataset) -> list[list[str]]:
-    """Heads by role, surely so, by other thresholds and by each rule alone; learned sink logits; rounding of caches."""
+    """Heads by role, surely so, by other thresholds and by one number alone; rounding of caches."""
     rows = [[f"role {role}", f"{count} ({sure} surely)"] for role, (count, sure) in counts(ds).items()]
-    for role, at in (("reads", reading_at), ("parks", parking_at)) if rows else ():
-        rows.append([f"role {role}, by threshold", ", ".join(f"{n} at {limit:g}" for limit, n in at(ds).items())])
-    for rule in RULES:
-        limit = ds.attrs.get(f"{rule}_threshold")
-        if limit is None or rule in ds:
-            name = f"{rule}, attends and reads" if limit is None else f"{rule} > {float(limit):g}"
-            rows.append([f"rule {name}", str(int(ds["selected"].sel(rule=rule).sum()))])
-    for variable in ("sink_logit_share", "attends") if "sink_logit_share" in ds else ():
-        by_prompt = ds[f"{variable}_by_prompt"].mean(("layer", "head")).values
-        mean = jackknifed(lambda some: float(np.mean(some)), by_prompt, units(ds))
-        where = "learned sink logits" if variable == "sink_logit_share" else "position 0"
-        rows.append([f"mean weight on {where}", interval(*mean[:3], form=".3f")])
+    for role, by in (by_threshold(ds) if rows else {}).items():
+        rows.append([f"role {role}, by threshold", ", ".join(f"{n} at {limit:g}" for limit, n in by.items())])
+    for name, limit in LIMITS.items():
+        if name in ds:
+            rows.append([f"{name} > {limit:g}", str(int((ds[name] > limit).sum()))])
     if "evict_kl" in ds:
         most = float(np.abs(ds["evict_loss_change_by_prompt"].sel(cache="whole")).max())
         rows.append(["change of loss before a cache has lost a key (rounding)", f"{most:.1g}"])
     return rows
 
 
-def cache_rows(model: str, ds: xr.Dataset) -> list[list[str]]:
+def cache_rows(ds: xr.Dataset) -> list[list[str]]:
     """What each cache costs where it has lost keys, in nats, with `CACHE_COLUMNS`; none where it was not measured."""
     rows = []
     for place in product(*(ds[dim].values for dim in DIMS[:-1])) if "evict_kl" in ds else ():
         at = ds.sel(dict(zip(DIMS[:-1], place, strict=True)), drop=True).sel(cache="cut")
         if not np.isnan(at["evict_kl"]):
             losses = (number(at["evict_loss_before"], ".3f"), estimated(at, "evict_loss_change", "+.3f"))
-            rows.append([model, *map(str, place), *losses, estimated(at, "evict_kl", ".3f")])
+            rows.append([*map(str, place), *losses, estimated(at, "evict_kl", ".3f")])
     return rows
 
 
@@ -204,7 +200,6 @@ MEASURE = Measure(
         Headline("alpha of uniform attention", lambda ds: ds["uniform"].sel(key=0, drop=True).mean("layer")),
         Headline("over tau at position 0", lambda ds: ds["over_tau_of_model"].sel(key=0, drop=True)),
         Headline("share of heads", partial(_over_heads, name="has_role")),
-        Headline("share of heads by rule", _by_rule),
         *(Headline(f"{words}, mean over heads", partial(_over_heads, name=name)) for name, words in MEANS.items()),
     ),
     answer=answer,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels, pictures
 from .roles import role_names
 
-ROLES = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE, "sink-reading": VERMILLION}
+ROLES = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
 PICTURES, POSITIONS = 3, 64  # of a model
 CAPTION = (
     "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dots: what heads do with "
@@ -62,11 +61,6 @@ def _key_axis(cell: Axes, ds: xr.Dataset) -> None:
 
 
 def _patterns(cell: Axes, ds: xr.Dataset) -> None:
-    places = zip(ds["picture_layer"].values, ds["picture_head"].values, strict=True)
-    attends = [float(ds["attends"].sel(layer=layer, head=head)) for layer, head in places]
-    strongest = ds.isel(picture=np.argsort([-weight for weight in attends], kind="stable")[:PICTURES])
-    titles = [
-        f"block {int(layer)}, head {int(head)}"
-        for layer, head in zip(strongest["picture_layer"].values, strongest["picture_head"].values, strict=True)
-    ]
-    pictures(cell, list(strongest["pattern"].values[:, :POSITIONS, :POSITIONS]), titles)
+    places = zip(ds["picture_layer"].values[:PICTURES], ds["picture_head"].values, strict=False)
+    titles = [f"block {int(layer)}, head {int(head)}" for layer, head in places]
+    pictures(cell, list(ds["pattern"].values[:PICTURES, :POSITIONS, :POSITIONS]), titles)

@@ -39,8 +39,6 @@ o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before a
 - Sizes beside the stream, and the head's role: `probes.measures.sinks.roles`. `reads` is a share of the head's own output,
   which tends to 1 wherever attention does, however little the head writes: it says nothing about use, the role does.
 
-Rules (`selected`): each of attends, reads and reacts by its threshold, and "sink-reading", which is attends and reads both.
-
 Costs. One prompt at a time, and no pattern is held. Chosen keys are columns made from the kernel's log-sum-exp; sizes of
 writing are quadratic forms with each head's Gram matrix `W_O W_O^T` [c, c], made once for all prompts; attention is run
 once more, with position 0 hidden: about a tenth of a plain forward pass together. `keys="all"` makes every pattern once
@@ -52,7 +50,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,30 +58,27 @@ import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
-from ...data.positions import read_ranges
 from ...errors import InputError
 from ...models.checks import check_logits, check_tokens, not_finite
 from ...models.given import takes_model
 from ...models.swap import swapped
-from ...models.view import Attention, Edit, View
+from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance
-from ...results.variables import Variable, labelled
+from ...results.statistics import Interval
+from ...results.variables import Variable
 from ...run.memory import Retry
 from ...run.progress import Progress, Tally
-from ...run.store import Piece, Store, groups
-from ..attention import pattern_blocks, run_watched
+from ...run.store import Store
 from .collectors import TABLE, collectors, named
-from .effect import PROMPTS as EFFECT_PROMPTS
-from .effect import check_effect, effects, passes_in_all
-from .evict import CACHES, DIMS, NUMBERINGS, check_evict, evict_passes, evictions
-from .roles import BESIDE, LIMITS, PLACES, ROLES, RULES, WITHHELD, assigned, best, estimates, selected
-from .sums import Sums
+from .effect import effects
+from .evict import CACHES, DIMS, KEEP, NUMBERINGS, caches, evictions
+from .roles import BESIDE, LIMITS, PLACES, ROLES, WITHHELD, assigned, best, estimates, strongest
+from .sums import MEANS, NORMS, SIZES, Sums
 
-Keys: TypeAlias = tuple[int, ...] | Literal["all"]
-
-FIRST_KEYS = tuple(range(8))  # the keys unless told; of a shorter prompt, those that exist
+FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
 THRESHOLD = 0.3  # [Gu]'s eps
 TAU = 0.2  # [Wu]'s
+EFFECT_PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
 PICTURE_LENGTH = 128  # queries and keys of a pattern's picture: more cannot be seen on a page
 
 
@@ -92,7 +87,7 @@ def sinks(
     model: View,
     tokens: Int[Tensor, "prompt position"],
     *,
-    keys: Any = FIRST_KEYS,
+    keys: Any = None,
     threshold: Any = THRESHOLD,
     tau: Any = TAU,
     per_prompt: bool | None = None,
@@ -120,7 +115,7 @@ def sinks(
         pictures: patterns to keep of the strongest sinks, the heads with the largest mean weight on position 0: of the first
             prompt, at most 128 positions; as many as there are heads, if fewer.
         effect: heads whose effect is measured (see `probes.measures.sinks.effect`): True or "all", or how many, those
-            that rank first before. None: not measured. It takes about half a pass for each head and prompt.
+            that take most from position 0. None: not measured. It takes about half a pass for each head and prompt.
         effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
         evict: numbers of first keys that a cache keeps, as (0, 1, 4): what the model does with such a cache instead of all
             keys (see `probes.measures.sinks.evict`). None: not measured. It takes more than a pass for each pair of numbers.
@@ -128,24 +123,17 @@ def sinks(
             are longer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
         pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
-        progress: called with (prompts done, prompts in all), fractions included.
+        progress: called with (passes done, passes in all), each of a prompt.
 
     Returns:
-        Dataset with `alpha` [prompt, layer, head, key] or [layer, head, key]; `sink_rate` [layer, key] and
-        `sink_rate_of_model` [key]; `over_tau` [layer, head, key] and `over_tau_of_model` [key]; `uniform` [layer, key];
-        `reads`, `reads_along`, with a replacement `reacts_among_others`, all [layer, head]; `attends`, `written`,
-        `output`, `output_own`, with a replacement `reacts` and `reacts_output`, with learned sink logits
-        `sink_logit_share` [layer, head], each with `..._low`,
-        `..._high` and `..._by_prompt` [prompt, layer, head]; on request `effect` and `loss_change` alike, NaN where not
-        measured; with `evict` alike `evict_loss_before`, `evict_loss_change`, `evict_kl` [first_keys, last_keys, numbering,
-        cache]; with all keys `strong_...` [layer, strong] and `token_...` [layer, collector], see
-        `probes.measures.sinks.collectors`; `has_role` [role, layer, head], 1 or 0, one role for each head, and `role_sure`
-        [layer, head], 1 or 0 (see `probes.measures.sinks.roles`; where a norm follows on the attention's output, neither
-        these nor sizes beside the stream, and the attribute `roles_withheld` says why); `value_norm`, `key_norm`,
-        `written_norm` [layer, head, place];
-        `selected` [rule, layer, head], 1 or 0; with pictures `pattern` [picture, picture_query, picture_key], whose
-        coordinates `picture_layer` and `picture_head` say whose they are; `tokens`; attributes with the rules' thresholds
-        and what made it. NaN: no query sees position 0 (a window of 1), or the head writes nothing.
+        Dataset with the variables of `VARIABLES`, `tokens`, and attributes with the thresholds and what made it. `alpha`
+        has a dimension `prompt` if asked. What is kept of every prompt comes with `..._low`, `..._high` and, as [prompt,
+        ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
+        `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
+        measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`; with pictures
+        `pattern`, whose coordinates `picture_layer` and `picture_head` say whose they are. Where a norm follows on the
+        attention's output there are neither roles nor sizes beside the stream, and the attribute `roles_withheld` says why.
+        NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
         InputError: tokens, a key, a number or a replacement that cannot be used; not one document for each prompt; values
@@ -154,154 +142,65 @@ def sinks(
     Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; roles are ours, see `probes.measures.sinks.roles`.
     """
     check_tokens(model, tokens)
-    chosen = _check_keys(keys, tokens.shape[1])
-    _check_share("threshold", threshold)
-    _check_share("tau", tau)
-    if isinstance(pictures, bool) or not isinstance(pictures, Integral) or int(pictures) < 0:
-        raise InputError(f"pictures={pictures} cannot be drawn; give 0 or more")
-    if documents is not None and len(documents) != len(tokens):
-        raise InputError(f"{len(documents)} documents are named for {len(tokens)} prompts; name one for each")
-    heads_asked = check_effect(effect, effect_prompts)
-    first_keys, last_keys = check_evict(evict, keep, tokens.shape[1])
-    if heads_asked != 0 or evict is not None:
-        check_logits(model)
-    every = isinstance(keys, str)
-    separate = not every if per_prompt is None else per_prompt
-    other = None if reacts is None else swapped(model, reacts)
-    sums = Sums(model, tokens, None if every else chosen, float(threshold), float(tau), separate, other is not None)
-    report = Tally(progress, len(tokens), per=model.spec.blocks)
-    of_cache = evict_passes(model, len(tokens), tokens.shape[1], evict, keep)
-    later = passes_in_all(model, len(tokens), effect, effect_prompts) + of_cache
-    retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'", report)
-    pieces = pieces or Store()
-    found = _summed(model, other, tokens, sums, retry, report, later, pieces)
-    by_head = {name: found.pop(name) for name in BY_PROMPT if name in found}  # [prompt, layer, head]
+    prompts, length = tokens.shape
+    if documents is not None and len(documents) != prompts:
+        raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
+    more = {"threshold": threshold, "tau": tau, "pictures": pictures, "effect_prompts": effect_prompts}
+    options = _checked(model, tokens, keys, effect, evict, keep, **more)
+    every, first, last = options["keys"] == "all", options["evict"] or [], options["keep"] or []
+    chosen = range(length) if every else options["keys"]
+    options["per_prompt"] = not every if per_prompt is None else per_prompt
+    views = [model] if reacts is None else [model, swapped(model, reacts)]
+    options["reacts"] = None if reacts is None else views[1].replacement  # pyright: ignore[reportAttributeAccessIssue]
+    heads = model.spec.blocks * model.spec.heads if options["effect"] == "all" else options["effect"] or 0
+    on = tokens[: options["effect_prompts"]] if heads else tokens[:0]
+    passes = prompts + len(on) * (1 + heads / 2)
+    passes += prompts * len({None, *caches(model, length, first, last).values()}) * bool(first)
+    report, pieces = Tally(progress, passes, per=model.spec.blocks), pieces or Store()
+    retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
+
+    limits = (options["threshold"], options["tau"])
+    sums = Sums(model, tokens, None if every else tuple(chosen), *limits, options["per_prompt"], report)
+    found = sums.measured(views, retry, pieces)
+    if not all(np.isfinite(found[name]).all() for name in ("alpha", *NORMS)):
+        raise not_finite(model, "attention")
+    by_prompt = {name: found.pop(name) for name in (*MEANS, *SIZES) if name in found}  # [prompt, layer, head]
     if model.spec.post_norm:
-        by_head = {name: each for name, each in by_head.items() if name not in BESIDE}
-    intervals = estimates(by_head, documents)
+        by_prompt = {name: each for name, each in by_prompt.items() if name not in BESIDE}
+    intervals = estimates(by_prompt, documents)
+    means = found | {name: interval.value for name, interval in intervals.items()}
     if not model.spec.post_norm:
-        has_role, sure = assigned(intervals)
-        found |= {"has_role": has_role.astype(np.int8), "role_sure": sure.astype(np.int8)}
-
-    def passed(count: float) -> None:
-        report(count * model.spec.blocks)
-
-    if heads_asked != 0:
-        first = best(found | {name: one.value for name, one in intervals.items()}, heads_asked)
-        some = tokens[: int(effect_prompts)]
-        effects_found = effects(model, some, first, retry, passed, lambda more: report.expect(more + of_cache), pieces)
-        intervals |= estimates(effects_found, None if documents is None else documents[: len(some)])
-        unmeasured = np.full((len(tokens) - len(some), *found["reads"].shape), np.nan)
-        by_head |= {name: np.concatenate([each, unmeasured]) for name, each in effects_found.items()}
-    if first_keys:
-        evicted = evictions(model, tokens, first_keys, last_keys, retry, passed, report.expect, pieces)
-        intervals |= estimates(evicted, documents)
-        by_head |= evicted
+        found["has_role"], found["role_sure"] = assigned(intervals)
+    later = effects(model, on, best(means, heads), retry, report, pieces) if heads else {}
+    later |= evictions(model, tokens, first, last, retry, report, pieces) if first else {}
     report.finish()
-    table = _variables(float(threshold), float(tau), separate)
-    for name, interval in intervals.items():
-        values: tuple[Any, ...] = (*interval[:3], by_head[name].astype(np.float32))
-        for (end, said), value in zip(ENDS.items(), values, strict=True):
-            own = BY_PROMPT[name]
-            dims = ("prompt", *own.dims) if end == "_by_prompt" else own.dims
-            table[name + end] = Variable(dims, own.long_name + said, own.units)
-            found[name + end] = value
-    found["selected"] = selected(found).astype(np.int8)
+
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
-    coords |= {"place": list(PLACES), "rule": list(RULES)} | ({"role": list(ROLES)} if "has_role" in found else {})
-    if pictures:
-        first = best({"attends": found["attends"], "written": found["attends"]}, int(pictures))  # the strongest
-        found["pattern"] = _pictures(model, tokens[:1], first)
-        coords |= {"picture": list(range(len(first)))}
-        coords |= {f"picture_{name}": (("picture",), [one[n] for one in first]) for n, name in enumerate(HEAD)}
+    coords |= {"place": list(PLACES)} | ({} if model.spec.post_norm else {"role": list(ROLES)})
+    if options["pictures"]:
+        drawn = strongest(means["attends"], options["pictures"])
+        found["pattern"] = _pictures(model, tokens[:1], drawn)
+        coords |= {f"picture_{name}": (("picture",), [at[n] for at in drawn]) for n, name in enumerate(HEAD)}
     if every:
         found |= collectors(found.pop("by_key"), found["uniform"], tokens.cpu().numpy(), documents)
-        coords |= named(found, model.tokenizer)
-        table |= TABLE
-    if first_keys:
-        coords |= dict(zip(DIMS, (list(first_keys), list(last_keys), list(NUMBERINGS), list(CACHES)), strict=True))
-    options = {
-        "keys": "all" if every else list(chosen),
-        "threshold": float(threshold),
-        "tau": float(tau),
-        "per_prompt": separate,
-        "reacts": None if other is None else other.replacement,
-        "pictures": int(pictures),
-        "effect": "all" if heads_asked is None else heads_asked or None,
-        "effect_prompts": min(int(effect_prompts), len(tokens)) if heads_asked != 0 else None,
-        "evict": list(first_keys) or None,
-        "keep": list(last_keys) or None,
-    }
-    return dataset(
-        labelled(table, found),
-        tokens=tokens,
-        coords=coords,
-        attrs=provenance(model, tokens, measurement="sinks", **options)
-        | {f"{name}_threshold": limit for name, limit in LIMITS.items()}
-        | ({"roles_withheld": WITHHELD} if model.spec.post_norm else {}),
-    )
-
-
-def _summed(
-    model: View,
-    other: View | None,
-    tokens: Tensor,
-    sums: Sums,
-    retry: Retry,
-    report: Tally,
-    later: float,
-    store: Store,
-) -> dict[str, np.ndarray]:
-    """What `sums` gives of all prompts; `other` is the view with another embedding at position 0, if there is one.
-
-    Raises:
-        InputError: values that are not finite.
-    """
-    together = groups(len(tokens))
-    streams = [Edit("residual", layer, sums.watch_stream) for layer in range(model.spec.blocks)]
-
-    def sum_of(some: range) -> Piece:
-        sums.begin(len(some))
-        for at, n in enumerate(some):
-            with torch.no_grad():  # side by side, so that both patterns of a block exist together
-                views = (model,) if other is None else (model, other)
-                embeddings = torch.cat([view.embed(tokens[n : n + 1]) for view in views])
-
-            def watch(layer: int, attention: Attention, at: int = at) -> None:
-                sums.add(at, layer, attention)
-                report()
-
-            run_watched(model, embeddings, watch, streams)
-        return sums.piece()
-
-    def expect(numbers: Iterable[int]) -> None:
-        report.total = (float(sum(len(together[n]) for n in numbers)) or 1.0) + later
-
-    pieces = store.each("sinks", len(together), lambda group: retry(lambda: sum_of(together[group])), before=expect)
-    found = sums.results(pieces)
-    if not all(np.isfinite(found[name]).all() for name in ("alpha", "value_norm", "key_norm", "written_norm")):
-        raise not_finite(model, "attention")
-    return found
-
-
-def parse_keys(value: str) -> Keys:
-    """Read keys from the command line: "all", or positions and ranges of them, ends included: "0-7", "0,5", "0-3,8".
-
-    Raises:
-        InputError: it is none of these, or names a position twice.
-    """
-    if value == "all":
-        return "all"
-    ranges = read_ranges(value, "keys", "all, 0-7 or 0,5")
-    found = tuple(key for first, last in ranges for key in range(first, last + 1))
-    _check_distinct(found)
-    return found
+        coords["collector_token"] = named(found["token_id"], model.tokenizer)
+    if first:
+        coords |= dict(zip(DIMS, (first, last, list(NUMBERINGS), list(CACHES)), strict=True))
+    variables = {name: _variable(name, values) for name, values in found.items()}
+    intervals |= estimates(later, documents)
+    for name, each in (by_prompt | later).items():
+        variables |= _with_ends(name, intervals[name], each, prompts)
+    attrs = provenance(model, tokens, measurement="sinks", **options)
+    attrs |= {f"{name}_threshold": limit for name, limit in LIMITS.items()}
+    attrs |= {"roles_withheld": WITHHELD} if model.spec.post_norm else {}
+    return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
 
 
 # ------------------------------------------------------------------------------------------------ what a result holds
 
 
 HEAD = ("layer", "head")
+_KEY, _PLACE = (*HEAD, "key"), (*HEAD, "place")
 # What follows the name of a number kept of every prompt, and its name in words.
 ENDS = {
     "": "",
@@ -312,98 +211,122 @@ ENDS = {
 _REMOVED = "when what the head takes from position 0 is removed"
 _OWN = "size of the head's output beside its own with position 0 hidden, by weight on position 0"
 _CHANGE = "size of the output's change by another embedding at position 0, beside the stream"
-# Kept of every prompt.
-BY_PROMPT = {
+_KEPT = "with the first and last keys alone"
+VARIABLES = {
+    **TABLE,
     "attends": Variable(HEAD, "mean weight on position 0"),
     "written": Variable(HEAD, "size of what comes from position 0 beside the stream that the block reads"),
     "output": Variable(HEAD, "size of the head's output beside the stream that the block reads"),
     "output_own": Variable(HEAD, _OWN),
     "reacts": Variable(HEAD, "attention to keys >= 1 changed by another embedding at position 0, total variation"),
+    "reacts_output": Variable(HEAD, _CHANGE),
+    "sink_logit_share": Variable(HEAD, "mean weight on the learned sink logit, which reads nothing"),
     "effect": Variable(HEAD, f"KL of the next token {_REMOVED}", "nat"),
     "loss_change": Variable(HEAD, f"change of the next-token loss {_REMOVED}", "nat"),
-    "reacts_output": Variable(HEAD, _CHANGE),
     "evict_loss_before": Variable(DIMS, "next-token loss with all keys", "nat"),
-    "evict_loss_change": Variable(DIMS, "change of the next-token loss with the first and last keys alone", "nat"),
-    "evict_kl": Variable(DIMS, "KL of the next token with the first and last keys alone", "nat"),
-    "sink_logit_share": Variable(HEAD, "mean weight on the learned sink logit, which reads nothing"),
+    "evict_loss_change": Variable(DIMS, f"change of the next-token loss {_KEPT}", "nat"),
+    "evict_kl": Variable(DIMS, f"KL of the next token {_KEPT}", "nat"),
+    "alpha": Variable(_KEY, "mean weight on the key, over the queries from it on [Gu]"),
+    "sink_rate": Variable(("layer", "key"), "share of (prompt, head) with alpha above the threshold"),
+    "sink_rate_of_model": Variable(("key",), "share of (prompt, layer, head) with alpha above the threshold"),
+    "over_tau": Variable(_KEY, "fraction of the queries that see the key with a weight above tau [Wu]"),
+    "over_tau_of_model": Variable(("key",), "mean over layers and heads of the fraction with a weight above tau"),
+    "uniform": Variable(("layer", "key"), "alpha of uniform attention under the block's mask"),
+    "reads": Variable(HEAD, "size of what comes from position 0 against the head's output"),
+    "reads_along": Variable(HEAD, "part of the head's output along what comes from position 0, signed"),
+    "reacts_among_others": Variable(HEAD, "as reacts, rows renormalized over keys >= 1"),
+    "has_role": Variable(("role", *HEAD), "whether it is the head's role"),
+    "role_sure": Variable(HEAD, "whether no interval that decided the role contains its threshold"),
+    "value_norm": Variable(_PLACE, "|v_j|", "activation"),
+    "key_norm": Variable(_PLACE, "|k_j|", "activation"),
+    "written_norm": Variable(_PLACE, "|v_j W_O|", "activation"),
+    "pattern": Variable(("picture", "picture_query", "picture_key"), "attention pattern of the first prompt"),
 }
 
 
-def _variables(threshold: float, tau: float, separate: bool) -> dict[str, Variable]:
-    rate, by_key = f"with alpha > {threshold:g}", (*HEAD, "key")
-    alpha = ("prompt", *by_key) if separate else by_key
-    return BY_PROMPT | {
-        "alpha": Variable(alpha, "mean weight on the key, over the queries from it on [Gu]"),
-        "sink_rate": Variable(("layer", "key"), f"share of (prompt, head) {rate}"),
-        "sink_rate_of_model": Variable(("key",), f"share of (prompt, layer, head) {rate}"),
-        "over_tau": Variable(by_key, f"fraction of the queries that see the key with a weight > {tau:g} [Wu]"),
-        "over_tau_of_model": Variable(("key",), f"mean over layers and heads of the fraction with a weight > {tau:g}"),
-        "uniform": Variable(("layer", "key"), "alpha of uniform attention under the block's mask"),
-        "reads": Variable(HEAD, "size of what comes from position 0 against the head's output"),
-        "reads_along": Variable(HEAD, "part of the head's output along what comes from position 0, signed"),
-        "reacts_among_others": Variable(HEAD, "as reacts, rows renormalized over keys >= 1"),
-        "has_role": Variable(("role", *HEAD), "whether it is the head's role"),
-        "role_sure": Variable(HEAD, "whether no interval that decided the role contains its threshold"),
-        "value_norm": Variable((*HEAD, "place"), "|v_j|", "activation"),
-        "key_norm": Variable((*HEAD, "place"), "|k_j|", "activation"),
-        "written_norm": Variable((*HEAD, "place"), "|v_j W_O|", "activation"),
-        "selected": Variable(("rule", *HEAD), "whether the rule selects the head"),
-        "pattern": Variable(("picture", "picture_query", "picture_key"), "attention pattern of the first prompt"),
-    }
+def _variable(name: str, values: Any, words: str = "") -> tuple[Any, ...]:
+    """As `dataset` takes it: of every prompt where it has a dimension more; truth as 1 or 0."""
+    known, values = VARIABLES[name], np.asarray(values)
+    dims = ("prompt", *known.dims)[-values.ndim :]
+    values = values.astype(np.int8) if values.dtype == bool else values
+    return Variable(dims, known.long_name + words, known.units).of(values)
 
 
-def _pictures(model: View, tokens: Tensor, first: list[tuple[int, int]]) -> np.ndarray:
+def _with_ends(name: str, interval: Interval, each: np.ndarray, prompts: int) -> dict[str, tuple[Any, ...]]:
+    """A number, the ends of its interval, and its values by prompt, of which those behind the measured ones are NaN."""
+    whole = np.full((prompts, *each.shape[1:]), np.nan, dtype=np.float32)
+    whole[: len(each)] = each
+    values = (*interval[:3], whole)
+    return {name + end: _variable(name, x, words) for (end, words), x in zip(ENDS.items(), values, strict=True)}
+
+
+@torch.no_grad()
+def _pictures(model: View, tokens: Tensor, heads: Sequence[tuple[int, int]]) -> np.ndarray:
     """Patterns of the chosen heads [picture, query, key], float32: their first `PICTURE_LENGTH` queries and keys."""
     length = min(PICTURE_LENGTH, tokens.shape[1])
     tokens = tokens[:, : max(length, model.spec.prefix or 0)]  # what follows is seen by none of these
-    drawn = np.zeros((len(first), length, length), dtype=np.float32)
-
-    def watch(layer: int, attention: Attention) -> None:
-        wanted = [(n, head) for n, (at, head) in enumerate(first) if at == layer]
-        for block in pattern_blocks(attention) if wanted else ():
-            for n, head in wanted:
-                picture = drawn[n, block.start : block.stop, block.first : block.last]
-                weights = block.weights[0, head, : picture.shape[0], : picture.shape[1]]
-                picture[...] = weights.float().cpu().numpy()
-
-    with torch.no_grad():
-        run_watched(model, model.embed(tokens), watch)
-    return drawn
+    trace = model.trace(model.embed(tokens), attention=True)
+    patterns = [trace.attention[layer].pattern()[0, head, :length, :length] for layer, head in heads]
+    return np.stack([pattern.float().cpu().numpy() for pattern in patterns])
 
 
 # --------------------------------------------------------------------------------------------------- options
 
 
-def _check_keys(keys: Any, length: int) -> tuple[int, ...]:
-    if keys is FIRST_KEYS:
-        return FIRST_KEYS[:length]
-    if isinstance(keys, str):
-        if keys != "all":
-            raise InputError(f"keys '{keys}' are no positions; give a tuple of integers, or 'all'")
-        return tuple(range(length))
-    try:
-        found = tuple(keys)
-    except TypeError:
-        raise InputError(f"keys {keys} are no positions; give a tuple of integers, or 'all'") from None
-    if not found:
-        raise InputError("keys are empty; give at least one position, or 'all'")
-    for key in found:
-        if isinstance(key, bool) or not isinstance(key, Integral):
-            raise InputError(f"key {key} is no position; give integers from 0 to {length - 1}, or 'all'")
-        if not 0 <= int(key) < length:
-            raise InputError(f"key {key} is outside the prompts; positions run from 0 to {length - 1}")
-    _check_distinct(found)
-    return tuple(int(key) for key in found)
+def _checked(model: View, tokens: Tensor, keys: Any, effect: Any, evict: Any, keep: Any, **more: Any) -> dict[str, Any]:
+    """Options as they are measured and recorded; None where something is not measured.
+
+    Raises:
+        InputError: one that cannot be used.
+    """
+    (prompts, length), heads = tokens.shape, model.spec.blocks * model.spec.heads
+    if keys is None:
+        keys = range(min(FIRST_KEYS, length))
+    if not isinstance(keys, str) or keys != "all":
+        keys = _distinct("keys", keys, 0, length, ", or 'all'")
+    for name in ("threshold", "tau"):
+        share = more[name]
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < 1:
+            raise InputError(f"{name}={share} is no share of attention; give a number from 0 to below 1")
+    count = None
+    if effect is not None and effect is not False:
+        count = heads if effect is True or effect == "all" else min(_whole("effect", effect, 1, ", or all"), heads)
+    effect_prompts = min(_whole("effect_prompts", more["effect_prompts"], 1), prompts)
+    if evict is None and keep is not None:
+        raise InputError(f"keep={keep} has no use without evict; say how many first keys are kept")
+    if evict is not None:
+        usual = [number for number in KEEP if number < length]
+        if keep is None and not usual:
+            raise InputError(f"prompts of {length} positions lose no key with the usual {KEEP[0]} kept; give keep")
+        evict = _distinct("evict", evict, 0, length)
+        keep = _distinct("keep", usual if keep is None else keep, 1, length)
+    if count or evict:
+        check_logits(model)
+    return {
+        "keys": keys,
+        "threshold": float(more["threshold"]),
+        "tau": float(more["tau"]),
+        "pictures": min(_whole("pictures", more["pictures"], 0), heads),
+        "effect": "all" if count == heads else count,
+        "effect_prompts": effect_prompts if count else None,
+        "evict": evict,
+        "keep": keep,
+    }
 
 
-def _check_distinct(keys: Sequence[int]) -> None:
-    seen: set[int] = set()
-    for key in keys:
-        if key in seen:
-            raise InputError(f"key {key} is given twice; give each once")
-        seen.add(key)
+def _whole(name: str, value: Any, least: int, more: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more{more}")
+    return int(value)
 
 
-def _check_share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < 1:
-        raise InputError(f"{name}={value} is no share of attention; give a number from 0 to below 1")
+def _distinct(name: str, values: Any, least: int, length: int, more: str = "") -> list[int]:
+    """Whole numbers below a prompt's length; a single one counts as a list of it."""
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
+    remedy = f"give whole numbers from {least} to {length - 1}{more}"
+    for value in listed:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < length:
+            raise InputError(f"{name}={value} cannot be used with prompts of {length} positions; {remedy}")
+    if not listed or len(set(listed)) < len(listed):
+        raise InputError(f"{name}={','.join(map(str, listed))} name {'a number twice' if listed else 'none'}; {remedy}")
+    return [int(value) for value in listed]

@@ -16,9 +16,8 @@ Source: science of the measurement, section 9, "Roles of heads at the sink".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...errors import InputError
 from ...models.checks import not_finite
 from ...models.view import Attention, Edit, View
 from ...run.memory import Retry, share_of
@@ -34,73 +32,17 @@ from ...run.precision import double, precise
 from ...run.store import Piece, Store
 from ..attention import columns
 
-PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
 ROWS = 4096  # positions of heads in a batch
 LOGITS_AT_ONCE = 1 << 23  # next-token logits, in float64: 64 MiB
-
-Head = tuple[int, int]  # (layer, head)
-
-
-def check_effect(effect: Any, prompts: Any) -> int | None:
-    """How many heads are measured, None for all of them; 0: not asked for.
-
-    Raises:
-        InputError: neither False, True, "all" nor a number of heads; or no number of prompts.
-    """
-    if isinstance(prompts, bool) or not isinstance(prompts, Integral) or int(prompts) < 1:
-        raise InputError(f"effect_prompts={prompts} cannot be taken; give 1 or more")
-    if effect is None or effect is False:
-        return 0
-    if effect is True or effect == "all":
-        return None
-    if not isinstance(effect, Integral) or int(effect) < 1:
-        raise InputError(f"effect={effect} is no number of heads; give 1 or more, or all")
-    return int(effect)
-
-
-def parse_effect(value: str) -> int | str | None:
-    """Read from the command line: "off", "all", or a number of heads.
-
-    Raises:
-        InputError: it is none of these.
-    """
-    if value in ("off", "all"):
-        return None if value == "off" else "all"
-    if value.isascii() and value.isdigit() and len(value) < 10:
-        return int(value)
-    raise InputError(f"effect '{value}' is unknown; give off, all or a number of heads")
-
-
-def passes(model: View, heads: Sequence[Head] | int) -> float:
-    """Forward passes that heads cost on each prompt, about, the one that keeps the streams included.
-
-    Of a number of heads, those of the mean head.
-    """
-    blocks = model.spec.blocks
-    if isinstance(heads, int):
-        return 1 + heads * (blocks + 1) / (2 * blocks)
-    return 1 + sum(blocks - layer for layer, _ in heads) / blocks
-
-
-def passes_in_all(model: View, prompts: int, effect: Any = None, effect_prompts: Any = PROMPTS, **_: Any) -> float:
-    """Forward passes for the effects of `probes.sinks` with its options; 0 where none is asked for.
-
-    Raises:
-        InputError: as `check_effect`.
-    """
-    most, count = model.spec.blocks * model.spec.heads, check_effect(effect, effect_prompts)
-    if count == 0:
-        return 0.0
-    return min(prompts, int(effect_prompts)) * passes(model, most if count is None else min(count, most))
+NAMES = ("effect", "loss_change")
 
 
 def effects(
     model: View,
     tokens: Int[Tensor, "prompt position"],
-    heads: Sequence[Head],
+    heads: Sequence[tuple[int, int]],
     retry: Retry,
-    report: Callable[[float], Any],
-    expect: Callable[[float], None],
+    report: Callable[[int], Any],
     pieces: Store,
 ) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
     """`effect` and `loss_change` of these heads on every prompt, NaN of all others.
@@ -108,24 +50,18 @@ def effects(
     Args:
         model: any view that takes edits of a head's output; it is not changed.
         tokens: the prompts.
-        heads: whose terms are removed, one at a time.
+        heads: (layer, head) whose terms are removed, one at a time.
         retry: goes on in smaller batches where memory runs out.
-        report: hears how many forward passes of a prompt were done.
-        expect: hears before how many there will be in this process.
+        report: hears how many blocks were run.
         pieces: keeps what each prompt gave.
     """
     by_layer: dict[int, list[int]] = defaultdict(list)
     for layer, head in heads:
         by_layer[layer].append(head)
-
-    def before(own: Iterable[int]) -> None:
-        expect(len(list(own)) * passes(model, heads))
-
-    def measured(n: int) -> Piece:
-        return retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
-
-    by_prompt = pieces.each("effect", len(tokens), measured, before=before)
-    found = {name: by_prompt.stacked(name) for name in ("effect", "loss_change")}
+    by_prompt = pieces.each(
+        "effect", len(tokens), lambda n: retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
+    )
+    found = {name: by_prompt.stacked(name) for name in NAMES}
     if not all(np.isfinite(found["effect"][:, layer, head]).all() for layer, head in heads):
         raise not_finite(model, "logits")
     return found
@@ -133,10 +69,10 @@ def effects(
 
 @torch.no_grad()
 def _of_prompt(
-    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[float], Any]
+    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[int], Any]
 ) -> Piece:
     blocks = model.spec.blocks
-    found = {name: np.full((blocks, model.spec.heads), np.nan) for name in ("effect", "loss_change")}
+    found = {name: np.full((blocks, model.spec.heads), np.nan) for name in NAMES}
     terms: dict[int, Tensor] = {}  # `A_i0 v_0` of the queries i >= 1, by block, [H, T, c]
     removed: list[int] = []  # a head for each row of the batch; while there is none, nothing is removed
 
@@ -155,19 +91,19 @@ def _of_prompt(
     with model.watching(watch):
         edits = [Edit("output", layer, partial(without, layer)) for layer in range(blocks)]
         trace = model.trace(model.embed(tokens), edits=edits)
-    report(1.0)
+    report(blocks)
     size = share_of(max(1, ROWS // tokens.shape[1]))
-    for layer, own in by_layer.items():
-        for start in range(0, len(own), size):
-            some = own[start : start + size]
-            removed.extend(some)
-            stream = trace.blocks[layer](trace.residual[layer].expand(len(some), -1, -1))
+    for layer, heads in by_layer.items():
+        for start in range(0, len(heads), size):
+            batch = heads[start : start + size]
+            removed.extend(batch)
+            stream = trace.blocks[layer](trace.residual[layer].expand(len(batch), -1, -1))
             removed.clear()  # from this block alone
             for block in trace.blocks[layer + 1 :]:
                 stream = block(stream)
-            divergence, loss = _compared(model, torch.cat([trace.residual[-1], stream]), tokens[0])
-            found["effect"][layer, some], found["loss_change"][layer, some] = divergence, loss
-            report(len(some) * (blocks - layer) / blocks)
+            streams = torch.cat([trace.residual[-1], stream])
+            found["effect"][layer, batch], found["loss_change"][layer, batch] = _compared(model, streams, tokens[0])
+            report(len(batch) * (blocks - layer))
     return found
 
 

@@ -34,16 +34,15 @@ Source: science of the measurement, section 9, "Roles of heads at the sink".
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from ...errors import InputError
 from ...results.statistics import Interval, jackknife, numbered
+from ...results.tables import number
 from .sums import SIZES
 
 ATTENDS = 0.3  # [Gu]'s eps again, on the mean over prompts; eight times uniform attention at 128 positions
@@ -56,176 +55,114 @@ WITHHELD = (
     "roles of heads and sizes relative to the stream are withheld: a norm follows the attention's output, and sizes are "
     "measured before it"
 )
-ROLES = ("reads", "parks", "reacts", "ignores")
-RULES = ("attends", "reads", "reacts", "sink-reading")  # of `selected`; the last is attends and reads both
+# Of each role the ways to it, of each way its conditions: of a variable, above (1) or below (-1) a limit.
+WAYS: dict[str, list[list[tuple[str, int, float]]]] = {
+    "reads": [[("written", 1, LARGE)]],
+    "parks": [[("attends", 1, ATTENDS), ("output_own", -1, SMALL)]],
+    "reacts": [[("reacts", 1, REACTS)], [("reacts_output", 1, LARGE)]],
+}
+ROLES = (*WAYS, "ignores")
+LIMITS = {"attends": ATTENDS, "reads": READS, "reacts": REACTS, "large": LARGE, "small": SMALL}
 FACTORS = (0.5, 1.0, 2.0)  # of the thresholds of reading and parking, at which heads are counted
 PLACES = ("sink", "rest")  # position 0; the mean over all others
-
-LIMITS = {"attends": ATTENDS, "reads": READS, "reacts": REACTS, "large": LARGE, "small": SMALL}
-NUMBERS = ("effect", "attends", "written", "output", "output_own", "reads", "reacts")  # of a head in a table
-COLUMNS = ("block", "head", "role", *NUMBERS[:4], "own output", "reads", "reacts", "value 0/rest")
-
-
-class HeadRow(NamedTuple):
-    """One head in numbers, as of the variables of their names; NaN where not measured.
-
-    `role` is one of `ROLES`, or "-" (see `role_names`). `value_ratio` is |v_0| against the
-    mean of the rest.
-    """
-
-    layer: int
-    head: int
-    role: str
-    sure: bool
-    effect: float
-    attends: float
-    written: float
-    output: float
-    output_own: float
-    reads: float
-    reacts: float
-    value_ratio: float
+# Columns of a table of heads, and their variables.
+NUMBERS = {name: name for name in ("effect", "attends", "written", "output")} | {"own output": "output_own"}
+NUMBERS |= {"reads": "reads", "reacts": "reacts"}
+COLUMNS = ("block", "head", "role", *NUMBERS, "value 0/rest")
 
 
 def estimates(
     found: Mapping[str, Float[np.ndarray, "prompt ..."]], documents: Sequence[str] | None
 ) -> dict[str, Interval]:
-    """Estimates, as [layer, head], of what was kept of every prompt, with intervals over documents, else over prompts."""
-    made: dict[str, Interval] = {}
+    """Estimates, as [layer, head], of what was kept of the first prompts, with intervals over documents, else prompts."""
+    intervals: dict[str, Interval] = {}
     for name, each in found.items():
-        unit = np.arange(len(each)) if documents is None else numbered(documents)
+        unit = np.arange(len(each)) if documents is None else numbered(documents[: len(each)])
         power, least = 2 if name in SIZES else 1, -np.inf if name.endswith("loss_change") else 0
         whole, low, high = jackknife(lambda x, p=power: (x**p).mean(0) ** (1 / p), each, unit)
-        made[name] = Interval(whole, np.maximum(low, least), high)  # type: ignore[arg-type] - arrays of them
-    return made
+        intervals[name] = Interval(whole, np.maximum(low, least), high)  # type: ignore[arg-type] - arrays of them
+    return intervals
 
 
-class _Said(NamedTuple):
-    """Whether something holds, by the estimate, and whether surely so, or surely not.
+def _holds(interval: Interval, sign: int, limit: float) -> Bool[np.ndarray, "three layer head"]:
+    """Whether a condition holds by the estimate, surely, and possibly.
 
-    Comparisons with NaN are false: nothing holds of what is not known, and nothing is sure.
+    Comparisons with NaN are false: of what is not known nothing holds, nothing surely, and anything possibly.
     """
-
-    holds: Any
-    surely: Any
-    never: Any
-
-    def __and__(self, other: _Said) -> _Said:
-        return _Said(self.holds & other.holds, self.surely & other.surely, self.never | other.never)
-
-    def __or__(self, other: _Said) -> _Said:
-        return _Said(self.holds | other.holds, self.surely | other.surely, self.never & other.never)
-
-
-def _above(x: Interval, limit: float) -> _Said:
-    return _Said(x.value > limit, x.low > limit, x.high < limit)
-
-
-def _below(x: Interval, limit: float) -> _Said:
-    return _Said(x.value < limit, x.high < limit, x.low > limit)
+    value, low, high = (sign * np.asarray(x) for x in (interval[0], *interval[1:3][::sign]))
+    return np.stack([value > sign * limit, low > sign * limit, ~(high < sign * limit)])
 
 
 def assigned(
-    found: Mapping[str, Interval], large: float = LARGE
+    found: Mapping[str, Interval],
 ) -> tuple[Bool[np.ndarray, "role layer head"], Bool[np.ndarray, "layer head"]]:
     """Each head's role, one true of `ROLES`, and whether it is sure; see the module's text."""
-    rules = [
-        _above(found["written"], large),
-        _above(found["attends"], ATTENDS) & _below(found["output_own"], SMALL),
-    ]
-    if "reacts" in found:
-        rules.append(_above(found["reacts"], REACTS) | _above(found["reacts_output"], large))
     roles = np.zeros((len(ROLES), *np.shape(found["written"].value)), dtype=bool)
     free, sure, earlier = np.ones_like(roles[0]), np.zeros_like(roles[0]), np.ones_like(roles[0])
-    for role, rule in zip(roles, rules, strict=False):
-        role[:] = free & rule.holds
-        sure |= role & earlier & rule.surely
-        earlier &= rule.never
-        free &= ~rule.holds
+    for role, ways in zip(roles, WAYS.values(), strict=False):
+        if any(name not in found for way in ways for name, *_ in way):
+            continue
+        each = [np.all([_holds(found[name], sign, limit) for name, sign, limit in way], axis=0) for way in ways]
+        holds, surely, possibly = np.any(each, axis=0)
+        role[:] = free & holds
+        sure |= role & earlier & surely
+        earlier &= ~possibly
+        free &= ~holds
     roles[-1] = free
     return roles, sure | (free & earlier)
 
 
-def selected(found: Mapping[str, Any]) -> Bool[np.ndarray, "rule layer head"]:
-    """Which heads each of `RULES` selects by its threshold alone; comparisons with NaN are false."""
-    attends, reads = found["attends"] > ATTENDS, found["reads"] > READS
-    reacts = found["reacts"] > REACTS if "reacts" in found else np.zeros_like(attends)
-    return np.stack([attends, reads, reacts, attends & reads])
-
-
 def role_names(ds: xr.Dataset) -> np.ndarray:
-    """Each head's role by name [layer, head]: "-" where it is withheld; of before there were roles "sink-reading" or "-"."""
-    if withheld(ds):
-        return np.full(ds["attends"].shape, "-")
+    """Each head's role by name [layer, head]; "-" where roles are withheld."""
     if "has_role" not in ds:
-        return np.where(ds["selected"].sel(rule="sink-reading").values > 0, "sink-reading", "-")
-    names, has = ds["role"].values.astype(str), ds["has_role"].transpose("role", "layer", "head").values
-    return names[has.argmax(0)]
-
-
-def withheld(ds: xr.Dataset) -> str:
-    """Why a result of `sinks` has no roles, or nothing."""
-    return str(ds.attrs.get("roles_withheld", ""))
+        return np.full(ds["attends"].shape, "-")
+    return ds["role"].values.astype(str)[ds["has_role"].transpose("role", "layer", "head").values.argmax(0)]
 
 
 def counts(ds: xr.Dataset) -> dict[str, tuple[int, int]]:
-    """By role: how many heads have it, and how many of them surely; nothing where the result knows no roles."""
+    """By role: how many heads have it, and how many of them surely; nothing where roles are withheld."""
     if "has_role" not in ds:
         return {}
-    names, sure = role_names(ds), ds["role_sure"].values > 0
-    return {role: (int((names == role).sum()), int(((names == role) & sure).sum())) for role in ROLES}
+    has = ds["has_role"].sel(role=list(ROLES)).transpose("role", "layer", "head").values > 0
+    sure = has & (ds["role_sure"].values > 0)
+    return {role: (int(has[n].sum()), int(sure[n].sum())) for n, role in enumerate(ROLES)}
 
 
-def reading_at(ds: xr.Dataset, factors: Sequence[float] = FACTORS) -> dict[float, int]:
-    """How many heads read, by the threshold on `written`: its usual one times each factor."""
-    return {LARGE * factor: int((ds["written"].values > LARGE * factor).sum()) for factor in factors}
-
-
-def parking_at(ds: xr.Dataset, factors: Sequence[float] = FACTORS) -> dict[float, int]:
-    """How many heads attend and do not read, with `output_own` under its usual threshold times each factor."""
-    free = (ds["attends"].values > ATTENDS) & ~(ds["written"].values > LARGE)
-    return {SMALL * factor: int((free & (ds["output_own"].values < SMALL * factor)).sum()) for factor in factors}
+def by_threshold(ds: xr.Dataset) -> dict[str, dict[float, int]]:
+    """How many heads read, and how many attend, do not read and park, by the threshold: the usual one times `FACTORS`."""
+    written, own = ds["written"].values, ds["output_own"].values
+    free = (ds["attends"].values > ATTENDS) & ~(written > LARGE)
+    return {
+        "reads": {LARGE * factor: int((written > LARGE * factor).sum()) for factor in FACTORS},
+        "parks": {SMALL * factor: int((free & (own < SMALL * factor)).sum()) for factor in FACTORS},
+    }
 
 
 def best(found: Any, n: int | None = None) -> list[tuple[int, int]]:
-    """(layer, head) of the `n` first heads; all, unless told.
+    """(layer, head) of the `n` first heads, by what they take from position 0; all, unless told.
 
-    Those whose effect was measured come first, by it; the others by `written`, or by attends * reads where there is none
-    (withheld, or of before there were roles). Unknown is 0.
+    By `written`, or by attends * reads where it is withheld. Unknown is 0.
     """
     by = found["written"] if "written" in found else found["attends"] * found["reads"]
-    by = np.nan_to_num(np.asarray(by, dtype=np.float64))
-    effect = np.asarray(found["effect"]) if "effect" in found else np.full(by.shape, np.nan)
-    places = np.lexsort((-by.ravel(), -np.nan_to_num(effect).ravel(), np.isnan(effect).ravel()))[:n]
-    return [(int(at // by.shape[1]), int(at % by.shape[1])) for at in places]
+    return strongest(by, n)
 
 
-def ranked(ds: xr.Dataset, n: int | None = None) -> list[HeadRow]:
-    """The heads of a result of `sinks`, ranked as by `best`; the first `n` of them if given.
+def strongest(values: Any, n: int | None = None) -> list[tuple[int, int]]:
+    """(layer, head) of the `n` largest values; all, unless told. Unknown is 0."""
+    values = np.nan_to_num(np.asarray(values, dtype=np.float64))
+    places = np.argsort(-values, axis=None, kind="stable")[:n]
+    return [(int(at // values.shape[1]), int(at % values.shape[1])) for at in places]
 
-    Raises:
-        InputError: the result is another measurement's, or `n` is negative.
-    """
-    missing = [name for name in ("attends", "reads", "value_norm", "selected") if name not in ds]
-    if missing or ds["attends"].ndim != 2:
-        raise InputError(f"the result has no {missing[0] if missing else 'single run'}; give one of sinks")
-    if n is not None and n < 0:
-        raise InputError(f"n={n} heads cannot be listed; give 0 or more")
-    unknown = np.full(ds["attends"].shape, np.nan)
-    numbers = {name: ds[name].values if name in ds else unknown for name in NUMBERS}
-    sink, rest = (ds["value_norm"].sel(place=place).values for place in PLACES)
+
+def head_rows(ds: xr.Dataset) -> list[list[str]]:
+    """All heads, the strongest sinks first, with `COLUMNS`; a role that is not sure has a question mark."""
+    roles, sink, rest = role_names(ds), *(ds["value_norm"].sel(place=place).values for place in PLACES)
     with np.errstate(divide="ignore", invalid="ignore"):  # NaN or infinite where the rest is nothing
-        numbers["value_ratio"] = sink / rest
-    roles, sure = role_names(ds), ds["role_sure"].values if "role_sure" in ds else np.ones_like(unknown)
-    return [
-        HeadRow(*at, str(roles[at]), bool(sure[at]), **{name: float(x[at]) for name, x in numbers.items()})
-        for at in best(ds, n)
-    ]
-
-
-def cells(row: HeadRow) -> Iterator[str]:
-    """A head as text, in the order of `COLUMNS`; a role that is not sure has a question mark."""
-    yield from (str(row.layer), str(row.head), row.role if row.sure else f"{row.role}?")
-    for name, value in zip(row._fields[4:], row[4:], strict=True):
-        form = ".3g" if name in ("effect", "value_ratio") else ".3f"
-        yield "-" if math.isnan(value) else format(value, form)
+        ratio = sink / rest
+    rows = []
+    for at in strongest(ds["attends"]):
+        role = roles[at] + "?" * bool("role_sure" in ds and not ds["role_sure"].values[at])
+        values = {name: ds[name].values[at] if name in ds else np.nan for name in NUMBERS.values()}
+        cells = [number(value, ".3g" if name == "effect" else ".3f") for name, value in values.items()]
+        rows.append([*map(str, at), role, *cells, number(ratio[at])])
+    return rows
