@@ -26,8 +26,6 @@ from toy.model import Architecture
 from toy.tasks import Copying
 from toy.train import Run
 
-CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-
 
 @dataclass(frozen=True)
 class Settings(settings.Settings):
@@ -105,7 +103,6 @@ def test_settings_are_the_full_or_the_quick_ones_with_changes_by_their_types(tin
             ["step=3"],
             "--with 'step=3': 'tiny-one' has no setting 'step' (did you mean steps?); give FIELD=VALUE with one",
         ),
-        (["steps=3.0"], "--with 'steps=3.0' cannot be read; give a whole number"),
         (["switches=yes,maybe"], "--with 'switches=yes,maybe' cannot be read; give no,yes"),
         (["steps=3", "rate=1", "steps=4"], "--with 'steps=4' gives steps a second time"),
         (["steps=0"], "steps=0 is too few; give at least 1"),
@@ -170,9 +167,8 @@ def test_interrupted_and_run_again_is_the_uninterrupted_run(tiny, tmp_path, monk
     assert steps[0] == 80  # of 160
     assert said == [f"going on with the trainings in '{tmp_path / 'out' / '.unfinished-tiny-one'}'"]
     np.testing.assert_array_equal(again["loss"].values, whole["loss"].values)
-    assert {file.name for file in (tmp_path / "out").iterdir()} == {
-        file.name for file in (tmp_path / "whole").iterdir()
-    }
+    after, expected = ({file.name for file in (tmp_path / name).iterdir()} for name in ("out", "whole"))
+    assert after == expected
 
 
 def test_claims_of_a_result_have_model_and_command(tiny, tmp_path):
@@ -209,8 +205,6 @@ def test_a_report_writes_tables_of_toys_by_present_rules(tiny, tmp_path, monkeyp
     ("options", "says"),
     [
         ({"device": "tpu"}, "device 'tpu' cannot be used"),
-        pytest.param({"device": "cuda"}, "device 'cuda' cannot be used", marks=CPU),
-        ({"given": ["steps=0"]}, "steps=0 is too few"),
         ({"out": "file/below"}, "is no folder"),
     ],
 )
@@ -240,7 +234,6 @@ def test_a_caption_says_how_large_the_run_was(quick, changes, says):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("", "Missing argument"),
         ("retrival", "there is no experiment 'retrival' (did you mean retrieval?); give one of"),
         ("retrieval all", "there is no experiment 'all'; give one of retrieval, previous-token"),
         (
