@@ -14,6 +14,7 @@ import xarray as xr
 from filelock import FileLock
 
 from probes.claims.claim import Claim
+from probes.options import Prompts
 from probes.report.measuring import Source, Study, measure, studies
 from probes.results.dataset import attributes, load, made_with, save
 from probes.run.files import file_name
@@ -31,17 +32,14 @@ def models(folder: Path) -> Path:
 
 def small(*kinds: str) -> list[Study]:
     """Studies of the report with fewer fresh models and resamples."""
-    found = []
-    for one in studies():
-        less = {"bootstrap": 20} if "bootstrap" in one.options else {}
-        less |= {"seeds": 2} if one.kind in ("jacobian", "theory") else {}
-        if not kinds or one.kind in kinds:
-            found.append(replace(one, options={**one.options, **less}))
-    return found
+    less: dict[str, Any] = {kind: {"bootstrap": 20} for kind in ("leakage", "bos-swap")}
+    less |= {kind: {"seeds": 2} for kind in ("jacobian", "theory")}
+    chosen = (one for one in studies() if not kinds or one.kind in kinds)
+    return [replace(one, options={**one.options, **less.get(one.kind, {})}) for one in chosen]
 
 
 def source(folder: Path) -> Source:
-    return Source(text=str(folder / "text.txt"))
+    return Source(Prompts(text=folder / "text.txt"))
 
 
 def renamed(root: Path, old: str, new: str) -> None:

@@ -13,9 +13,8 @@ from typer.main import get_command
 
 from probes.cli.command import command
 from probes.cli.main import app
-from probes.cli.options import Running, Source
 from probes.cli.training import Pretraining
-from probes.options import Options, Prompts, Target, option
+from probes.options import Loading, Options, Prompts, Target, option
 
 PROGRAM: Any = get_command(app)
 CONTEXT = typer.Context(PROGRAM)
@@ -70,7 +69,7 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name)
     assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
 
 
-@pytest.mark.parametrize("group", [Target, Source, Running])
+@pytest.mark.parametrize("group", [Target, Prompts, Loading])
 def test_shared_options_are_the_same_everywhere(group):
     for field in fields(group):
         own = OWN.get(field.name, set())
@@ -93,24 +92,21 @@ def test_no_option_of_a_group_is_lost(group):
     made = group(out=Path("out")) if group is Pretraining else group()
     apart = {
         "Loading": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
-        "Running": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
         "Sinks": {"keys"},
         "Matching": {"changed"},
     }
     own = {field.name for field in fields(group)} - apart.get(group.__name__, set())
-    renamed = {"prompts": "n"} if group is Prompts else {}
+    renamed = {"prompts": "n"} if group is Prompts else {"replace": "replacement"}
     added = {"theories", "by_path"} if group.__module__ == "probes.measures.theory" else set()
     assert {renamed.get(name, name) for name in own} | added == set(made.values())
 
 
 def test_options_that_are_handed_on_otherwise():
-    spread = Running(device_map="auto", max_memory="0=20GiB, cpu=8GiB", offload_folder=Path("off")).values()
-    memory = {0: "20GiB", "cpu": "8GiB"}
-    taken = Running(ablate="18.8, 2.0", ablate_how="from-0").values()["ablate"]
-    assert taken == (((18, 8), (2, 0)), "from position 0")
-    assert spread["split_over"] == {"device_map": "auto", "max_memory": memory, "offload_folder": Path("off")}
-    read = {"prompts": 1, "text": "a/b", "first": 7}
-    assert Source(prompts=1, text=Path("a/b"), first="7").values() == vars(Source()) | read
+    loading = Loading(device_map="auto", max_memory="0=20GiB, cpu=8GiB", ablate="18.8, 2.0")
+    assert loading.heads() == ((18, 8), (2, 0))
+    assert loading.values()["max_memory"] == {0: "20GiB", "cpu": "8GiB"}
+    read = Prompts(prompts=1, text=Path("a/b"), first="7").values()
+    assert (read["n"], read["text"], read["first"]) == (1, "a/b", 7)
 
 
 @dataclass(frozen=True)

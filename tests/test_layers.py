@@ -17,7 +17,7 @@ LAYERS = (
     ("probes.measures",),
     ("probes.table", "probes.compare"),
     ("probes.loop", "probes.selftest"),
-    ("probes.studies", "probes.claims"),
+    ("probes.claims",),
     ("toy",),
     ("probes.report",),
     ("probes.cli",),

@@ -59,7 +59,7 @@ def test_all_kinds_are_written_and_then_kept(out, again):
     assert not (out / ".measuring").exists()
     lines: list[str] = []
     before = stamps(out)
-    assert again(out, told=lines.append) == []
+    assert again(out, remark=lines.append) == []
     assert stamps(out) == before
     (line,) = lines
     assert all(kind in line for kind in pages.KINDS)
@@ -92,7 +92,7 @@ def test_a_result_of_another_making_is_measured_anew(root, again, tmp_path, chan
 @pytest.mark.slow
 def test_what_a_study_refuses_is_said_and_the_rest_is_measured(again, tmp_path):
     lines: list[str] = []
-    refused = again(tmp_path, "sinks", "leakage", told=lines.append, count=2)
+    refused = again(tmp_path, "sinks", "leakage", remark=lines.append, count=2)
     assert [line.partition(":")[0] for line in refused] == ["leakage was not measured on ape"]
     assert set(refused) <= set(lines)
     assert set(collect(tmp_path)) == {"sinks"}
@@ -109,7 +109,7 @@ def test_bad_input_is_refused_before_anything_is_measured(checkpoints, tmp_path)
 
 def test_quick_results_say_so_and_serve_no_full_report_but_full_ones_serve_a_quick_one(again, tmp_path):
     file, lines = tmp_path / "trajectory" / "trajectory-ape.nc", []
-    usual = {"chosen": [replace(full, prompts=6) for full in pages.small("trajectory")], "told": lines.append}
+    usual = {"chosen": [replace(full, prompts=6) for full in pages.small("trajectory")], "remark": lines.append}
     results: list[tuple[int, Any, int]] = []
     for quick in (True, False, True):
         again(tmp_path, quick=quick, count=None, **usual)
@@ -134,7 +134,7 @@ def test_an_interrupted_report_goes_on(again, tmp_path):
         again(tmp_path, "jacobian", advance=stop)
     assert collect(tmp_path)["jacobian"] == {}
     lines: list[str] = []
-    again(tmp_path, "jacobian", told=lines.append)
+    again(tmp_path, "jacobian", remark=lines.append)
     assert any("going on with" in line and "2 of 3 are done" in line for line in lines)
     assert set(collect(tmp_path)["jacobian"]) == {"ape"}
     assert not (tmp_path / ".measuring").exists()
@@ -142,7 +142,7 @@ def test_an_interrupted_report_goes_on(again, tmp_path):
 
 def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, tmp_path):
     out, options = tmp_path / "report", ["--length", str(pages.LENGTH), "--text", str(checkpoints / "text.txt")]
-    monkeypatch.setattr("probes.report.measuring.studies", lambda seed=0: tuple(pages.small("sinks", "trajectory")))
+    monkeypatch.setattr("probes.report.measuring.studies", lambda: tuple(pages.small("sinks", "trajectory")))
     assert call(monkeypatch, "report", str(checkpoints / "ape"), "--quick", "--out", str(out), *options) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 10

@@ -10,10 +10,9 @@ from typing import Any, Literal
 import typer
 
 from ..errors import InputError
-from ..options import argument, flag, option
+from ..options import Loading, Prompts, argument, flag, initialization, option
 from .command import command
 from .console import given, print_report, print_table, print_written, progress, remark
-from .options import Initialization, Running, Source
 
 TOYS = "What do small transformers that are trained here do, in which one ingredient can be changed at a time?"
 
@@ -31,10 +30,10 @@ def report(
         "--prompts overrides their number; full results that exist are kept.",
     ),
     prompts: int | None = option("Windows of text for every study; if not given, 2 to 256, as each study needs."),
-    initialization: Initialization = "config",
+    initialization: str = initialization(),
     *,
-    source: Source,
-    running: Running,
+    source: Prompts,
+    loading: Loading,
 ) -> None:
     """Measure models by every study and write one page: answers, charts, tables, statements, provenance.
 
@@ -57,12 +56,10 @@ def report(
             "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
         )
     if models:
-        values = source.values() | running.values()
-        chosen = {name: value for name, value in values.items() if name not in ("prompts", "length")}
-        read = measuring.Source(**chosen, initialization=initialization)
+        read = measuring.Source(source, loading, initialization)
         how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
         with progress() as advance:
-            names, refused, known = measuring.measure(models, out, source=read, advance=advance, told=remark, **how)
+            names, refused, known = measuring.measure(models, out, source=read, advance=advance, remark=remark, **how)
     for line in _page(out, names, refused, known):
         print(line)
 

@@ -15,42 +15,39 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from ..data.prompts import draw as drawn
 from ..errors import InputError
-from ..loop import run
+from ..loop import Remark, Results, Subject, run, subjects
 from ..measure import measure as registered
-from ..measures.jacobian import PRODUCTS
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import View
-from ..options import Prompts
+from ..options import Loading, Prompts
 from ..results.dataset import QUICK, save, tokens_hash
 from ..results.folder import Collected, collect
 from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable
 from ..run.progress import Advance, Part, announce
-from ..studies.runner import Given, Results, Subject, Told, holding, subjects
 
 SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
 KEY = "report_key"  # attribute of results: what they depend on
 FILES = ("index", "claims", "overview")  # of the page
-SWAPS = "mean,zero,random"  # what is put at position 0
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
 QUICK_PROMPTS = {"scalar": 1, "trajectory": 4, "sinks": 8, "theory": 1, "jacobian": 4, "leakage": 8, "bos-swap": 4}
-QUICK_PRODUCTS = 8
-QUICK_OPTIONS = {"starts": 8, "replace": "mean", "profile_prompts": 1, "products": QUICK_PRODUCTS}
+QUICK_OPTIONS = {"starts": 8, "replace": "mean", "profile_prompts": 1, "products": 8, "seeds": 1}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source(Given):
+@dataclass(frozen=True)
+class Source:
     """Where prompts and models come from, for all studies; how many prompts each takes it says itself."""
 
+    prompts: Prompts = Prompts()
+    loading: Loading = Loading()
     initialization: Rule = CONFIG
 
 
@@ -61,7 +58,7 @@ class Study:
     kind: str
     file: str
     prompts: int
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
     full: Study | None = None  # of a quick report's study, the one it stands for
 
     @property
@@ -71,29 +68,28 @@ class Study:
 
     def asked(self, source: Source, count: int | None, length: int) -> Source:
         """The study's own prompts, and what runs the models: only transformers' modules can be taken apart."""
-        backend = "transformers" if self.kind == "theory" else source.backend
-        return replace(source, prompts=self.prompts if count is None else count, length=length, backend=backend)
+        loading = replace(source.loading, backend="transformers") if self.kind == "theory" else source.loading
+        prompts = replace(source.prompts, prompts=self.prompts if count is None else count, length=length)
+        return replace(source, prompts=prompts, loading=loading)
 
 
 def shortened(one: Study) -> Study:
     """The study as a quick report has it: few prompts and products, one fresh model, one replacement at position 0."""
-    less = {name: value for name, value in QUICK_OPTIONS.items() if name in one.options}
-    if one.file in ("jacobian", "theory"):
-        less = {"seeds": 1} | ({} if one.options.get("method") == "scalar" else {"products": str(QUICK_PRODUCTS)})
+    known = {option.name for option in fields(registered(one.file).options)}
+    less = {name: value for name, value in QUICK_OPTIONS.items() if name in known}
     return replace(one, prompts=QUICK_PROMPTS[one.kind], options={**one.options, **less}, full=one)
 
 
-def studies(seed: int = 0) -> tuple[Study, ...]:
+def studies() -> tuple[Study, ...]:
     """All studies of a report, those that take fewest passes first."""
-    swap = {"replace": SWAPS, "bootstrap": 400, "profile_prompts": 4, "products": PRODUCTS}
     return (
-        Study("sinks", "sinks", 32, options={"threshold": 0.3, "tau": 0.2, "reacts": "mean", "pictures": 3}),
-        Study("trajectory", "trajectory", 32, options={"starts": 64}),
-        Study("scalar", "jacobian", 16, options={"method": "scalar", "conditions": "pretrained"}),
-        Study("leakage", "leakage", 256, options={}),
-        Study("theory", "theory", 2, options={}),
-        Study("bos-swap", "bos-swap", 128, options=swap),
-        Study("jacobian", "jacobian", 16, options={}),
+        Study("sinks", "sinks", 32),
+        Study("trajectory", "trajectory", 32),
+        Study("scalar", "jacobian", 16, {"method": "scalar", "conditions": "pretrained"}),
+        Study("leakage", "leakage", 256),
+        Study("theory", "theory", 2),
+        Study("bos-swap", "bos-swap", 128, {"replace": "mean,zero,random"}),
+        Study("jacobian", "jacobian", 16),
     )
 
 
@@ -108,7 +104,7 @@ def measure(
     quick: bool = False,
     chosen: Sequence[Study] | None = None,
     advance: Advance | None = None,
-    told: Told | None = None,
+    remark: Remark = lambda line: None,
 ) -> tuple[list[str], list[str], dict[Path, xr.Dataset]]:
     """Measure every model by every study, as far as it was not done before.
 
@@ -122,7 +118,7 @@ def measure(
         quick: measure less (`shortened`), unless there are full results.
         chosen: studies; all of them if not given.
         advance: hears (which study of which model is running, done, in all).
-        told: hears in one line each what was kept or refused, and how long each study takes.
+        remark: hears in one line each what was kept or refused, and how long each study takes.
 
     Returns:
         The models' names, what studies refused to measure, a sentence each, and what was measured, by file.
@@ -131,8 +127,8 @@ def measure(
         InputError: bad input, found before anything is measured; results in `out` that cannot be read; or every study
             refused every model.
     """
-    out, said = Path(out), told or (lambda line: None)
-    chosen = studies(source.seed) if chosen is None else tuple(chosen)
+    out = Path(out)
+    chosen = studies() if chosen is None else tuple(chosen)
     chosen = tuple(shortened(one) for one in chosen if one.kind != "scalar") if quick else chosen  # which no page shows
     if length < SHORTEST:
         raise InputError(f"length={length} leaves no middle to compare with; give at least {SHORTEST}")
@@ -142,29 +138,30 @@ def measure(
         remove_cut_short(folder, name)  # by a kill while they were written
     before = collect(out) if out.is_dir() else Collected(out)
     asked = {one.kind: one.asked(source, count, length) for one in chosen}
-    most = replace(source, prompts=max(one.prompts for one in asked.values()), length=length)
+    most = replace(source.prompts, prompts=max(one.prompts.prompts for one in asked.values()), length=length)
     # Studies check for themselves, each when its turn comes: what one refuses, another may measure.
-    found = subjects(models, source.loading(), most, lambda *_: None)
+    found = subjects(registered("sinks"), models, most, source.loading.load, lambda line: None)
     refused: list[str] = []
     measured: dict[Path, xr.Dataset] = {}
     announce(advance, [_label(one, subject) for subject in found for one in chosen])
     for subject in found:
-        model, kept = subject.model(), []
-        with holding(source.loading(), subject.source, model):
-            for one in chosen:
-                key = _key(one, model, asked[one.kind])
-                if not fresh and _known(one, model, subject.name, before, asked[one.kind]):
-                    kept.append(one.kind)
-                else:
-                    try:
-                        measured |= _measure(one, subject, out, before, asked[one.kind], key, advance, said)
-                    except InputError as error:
-                        refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
-                        said(refused[-1])
-                if advance is not None:
-                    advance(_label(one, subject), 1.0, 1.0)
+        model, kept = subject.load(), []
+        for one in chosen:
+            key = _key(one, model, asked[one.kind])
+            if not fresh and _known(one, model, subject.name, before, asked[one.kind]):
+                kept.append(one.kind)
+            else:
+                loading = asked[one.kind].loading
+                try:
+                    own = model if loading == source.loading else loading.load(subject.source)
+                    measured |= _measure(one, subject, own, out, before, asked[one.kind], key, advance, remark)
+                except InputError as error:
+                    refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
+                    remark(refused[-1])
+            if advance is not None:
+                advance(_label(one, subject), 1.0, 1.0)
         if kept:
-            said(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
+            remark(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
     return [subject.name for subject in found], refused, measured
@@ -177,12 +174,13 @@ def _label(one: Study, subject: Subject) -> str:
 def _measure(
     one: Study,
     subject: Subject,
+    model: View,
     out: Path,
     before: Collected,
     asked: Source,
     key: str,
     advance: Advance | None,
-    told: Told,
+    remark: Remark,
 ) -> dict[Path, xr.Dataset]:
     """One study of one model, in a folder of its own until it is done; an older result of the same model then goes."""
     # An unfinished full study waits while a quick one is made.
@@ -197,12 +195,11 @@ def _measure(
         save(made[file], file)
 
     part = Part(advance, _label(one, subject))
-    measured, chosen = registered(one.file), asked.chosen()
-    rule = {"initialization": asked.initialization} if one.fresh else {}
-    model, options = subject.model(), measured.options(**one.options, **rule)
-    how: dict[str, Any] = {"load": lambda name: model, "advance": part, "remark": told}
-    prompts = Prompts(**chosen | {"text": chosen["text"] and Path(chosen["text"]), "first": str(chosen["first"])})
-    run(measured, [subject.source], scratch, options, prompts, **how, finish=lambda _, results, __: write(results))
+    measured = registered(one.file)
+    options = measured.options(**one.options, **({"initialization": asked.initialization} if one.fresh else {}))
+    how: dict[str, Any] = {"load": lambda source: model, "advance": part, "remark": remark}
+    how["finish"] = lambda measure, results, out: write(results)
+    run(measured, [subject.source], scratch, options, asked.prompts, **how)
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)
@@ -218,8 +215,8 @@ def _key(one: Study, model: View, asked: Source) -> str:
     made = {
         "options": one.options,
         "initialization": asked.initialization if one.fresh else CONFIG,
-        "loading": [asked.backend, model.identity.dtype, model.identity.weights, version("headwater")],
-        "tokens": tokens_hash(drawn(model, **asked.asked()).tokens),
+        "loading": [asked.loading.backend, model.identity.dtype, model.identity.weights, version("headwater")],
+        "tokens": tokens_hash(asked.prompts.drawn(model).tokens),
     }
     return hashlib.sha256(json.dumps(made, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -229,5 +226,7 @@ def _known(one: Study, model: View, name: str, before: Collected, asked: Source)
     ds = before[one.kind].get(name)
     if ds is None or KEY not in ds.attrs:
         return False
-    full = one.full and _key(one.full, model, replace(asked, prompts=max(asked.prompts, one.full.prompts)))
+    count = max(asked.prompts.prompts, one.full.prompts if one.full else 0)
+    more = replace(asked.prompts, prompts=count)
+    full = one.full and _key(one.full, model, replace(asked, prompts=more))
     return ds.attrs[KEY] in (_key(one, model, asked), full)
