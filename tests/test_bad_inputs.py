@@ -193,7 +193,7 @@ VALUES: dict[str, list[Row]] = {
         ("--length 129", "length=129, but small was made for 128; ask for fewer, or go beyond: --beyond"),
         ("--initialization smollm2", "published rule (smollm2-135m, smollm2"),
         ("--conditions pretrained --initialization 0.02", "initialization '0.02' has no use without fresh weights"),
-        ("--products many", "'many' is not a valid int"),
+        ("--products many", "Invalid value for '--products'"),
         (f"--products {FAR}", FAR),
         ("--seed -1", "seed=-1"),
         (f"--seed {2**70}", f"--seed {2**70}"),

