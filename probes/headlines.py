@@ -65,26 +65,31 @@ def array_of(headline: Headline, ds: xr.Dataset) -> xr.DataArray | None:
 
 
 def _numbers(headline: Headline, values: xr.DataArray, by_prompt: xr.DataArray, ds: xr.Dataset) -> Iterator[Number]:
-    samples: dict[str, Samples] = {}
+    drawn = sampled(headline, by_prompt) if "prompt" in by_prompt.dims else None
+    samples = {} if drawn is None else _by_place(*drawn)
     degrees = np.inf
-    if "prompt" in by_prompt.dims:
-        every, names, mean = sampled(headline, by_prompt)
-        for at, where in enumerate(names):
-            samples[where] = Samples(every, lambda some, mean=mean, at=at: float(np.ravel(mean(some))[at]))
     if "estimate" in values.dims:
         estimates = values.sel(estimate=list(ESTIMATE)).transpose("estimate", ...)
         whole, low, high = estimates.values
         names = places(estimates[0])
-    elif "prompt" in values.dims:
+    elif drawn is not None and by_prompt is values:
+        every, names, mean = drawn
         unit = units(ds)
         whole, low, high = spread_over(headline, every, mean, unit)
         degrees = np.inf if headline.jumps else freedom(unit)
     else:
         whole, names = np.asarray(values.values), places(values)
         low = high = np.full(whole.shape, np.nan)
-    for where, *number in zip(names, np.ravel(whole), np.ravel(low), np.ravel(high), strict=True):
-        if not np.isnan(number[0]):
-            yield Number(headline.name, where, Interval(*map(float, number), degrees), headline, samples.get(where))
+    for where, value, start, stop in zip(names, np.ravel(whole), np.ravel(low), np.ravel(high), strict=True):
+        if not np.isnan(value):
+            interval_of = Interval(float(value), float(start), float(stop), degrees)
+            yield Number(headline.name, where, interval_of, headline, samples.get(where))
+
+
+def _by_place(values: np.ndarray, names: Sequence[str], mean: Mean) -> dict[str, Samples]:
+    return {
+        where: Samples(values, lambda some, at=at: float(np.ravel(mean(some))[at])) for at, where in enumerate(names)
+    }
 
 
 def spread_over(

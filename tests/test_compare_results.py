@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xarray as xr
 from commands import call
 from scipy.stats import t as student
 
@@ -54,7 +53,6 @@ def measured():
         "jacobian": probes.jacobian(model, tokens, method="scalar"),
         "trajectory": probes.trajectory(model, tokens, starts=8),
         "leakage": leakage(model, tokens, bootstrap=20),
-        "decode": probes.decode(model, probes.prompts(model, n=8, length=16), erase=(1,), leakage=False, recall=0),
         "retrieval": probes.retrieval(model, pairs=9, digits=3, keys="apart", contexts=4, candidates=3),
     }
 
@@ -254,17 +252,6 @@ def test_recall_is_paired_by_couples_of_the_same_lists(measured):
     assert "differs: pairs: 9 in A, 12 in B" in apart.remarks
 
 
-def test_erasures_and_interventions_are_compared_like_with_like(measured):
-    ds = measured["decode"]
-    more = ds.assign(loss_by_prompt=ds["loss_by_prompt"] * xr.DataArray([1.0, 1, 1, 2, 1], dims="intervention"))
-    found = compare_results(ds, more)
-    own = (ds["loss_by_prompt"][3] * 2 - ds["loss_by_prompt"][3]).values
-    expected = jackknifed(lambda v: float(v.mean()), own, np.arange(8))[:3]
-    np.testing.assert_allclose(found.row("loss, change (nat)", "direction 1").change[:3], expected, rtol=1e-9)
-    assert found.row("loss, change (nat)", "shuffled 1").change.value == 0
-    assert found.row("R^2, best layer").a == pytest.approx(float(ds["r2"].max()))
-
-
 def test_settings_that_differ_are_named(measured):
     ds = measured["leakage"]
     other = ds.assign_attrs(
@@ -294,8 +281,8 @@ def test_what_cannot_be_compared_is_refused(measured):
     for one, two, says in (
         (
             measured["jacobian"],
-            measured["decode"],
-            "A is a result of jacobian, B of decode; compare two results of one",
+            measured["trajectory"],
+            "A is a result of jacobian, B of trajectory; compare two results of one",
         ),
         (profile(a), profile(b[:, :18]), "prompts of A have 20 tokens, those of B 18"),
         (profile(a).drop_vars("elasticity").assign(x=1), profile(b), "no number in common"),

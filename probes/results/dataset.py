@@ -255,15 +255,15 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     for run, ds in zip(runs, datasets, strict=True):
         if runs.count(run) > 1:
             raise InputError(f"two results of {_run_name(run)}; give each condition and seed once")
-        for what, of in MATCHING.items():
-            if of(ds) != of(first):
+        for what, read in MATCHING.items():
+            if read(ds) != read(first):
                 raise InputError(
                     f"{_run_name(run)} has other {what} than the first result; combine results of one call"
                 )
     seeds = sorted({seed for _, seed in runs if seed is not None}) or [0]
     names = dict.fromkeys(name for ds in datasets for name in ds.attrs if name not in ("condition", "seed", "created"))
-    values = {name: [ds.attrs.get(name, "") for ds in datasets] for name in names}
-    differing = [name for name, of in values.items() if name == "weights" or len(set(map(repr, of))) > 1]
+    by_run = {name: [ds.attrs.get(name, "") for ds in datasets] for name in names}
+    differing = [name for name, values in by_run.items() if name == "weights" or len(set(map(repr, values))) > 1]
     placed = []
     for (condition, seed), ds in zip(runs, datasets, strict=True):
         place = {"condition": [condition], "seed": [seeds[0] if seed is None else seed]}
@@ -274,16 +274,14 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     conditions = sorted({condition for condition, _ in runs}, key=lambda one: (known.get(one, len(known)), one))
     joined = joined.sel(condition=conditions, seed=seeds).assign_coords(condition=conditions)
     joined = joined.assign_coords({name: joined[name].fillna("").astype(str) for name in differing})
-    whole = [
-        name for name in joined.data_vars if not joined[name].isnull().any()
-    ]  # integers, too, where there is no gap
-    joined = joined.assign({name: joined[name].astype(first[name].dtype) for name in whole})
+    complete = [name for name in joined.data_vars if not joined[name].isnull().any()]  # merging made floats of integers
+    joined = joined.assign({name: joined[name].astype(first[name].dtype) for name in complete})
     counts = [sum(condition == other for other, _ in runs) for condition in conditions]
     runs_of = xr.Variable("condition", counts, {"long_name": "number of seeds", "units": "1"})
     joined = joined.assign(tokens=first["tokens"], runs=runs_of)
-    made = [str(ds.attrs["created"]) for ds in datasets if "created" in ds.attrs]  # ISO 8601: as text, as in time
-    joined.attrs = {name: of[0] for name, of in values.items() if name not in differing}
-    return joined.assign_attrs({"created": max(made)} if made else {})
+    times = [str(ds.attrs["created"]) for ds in datasets if "created" in ds.attrs]  # ISO 8601: as text, as in time
+    joined.attrs = {name: values[0] for name, values in by_run.items() if name not in differing}
+    return joined.assign_attrs({"created": max(times)} if times else {})
 
 
 MATCHING: dict[str, Callable[[xr.Dataset], Any]] = {  # what results that are combined have in common
