@@ -22,7 +22,6 @@ from .charts import save as save_chart
 from .data.prompts import Drawn
 from .errors import InputError
 from .measure import Measure, Unit
-from .measures.consequences import consequences
 from .models.edited import Edited
 from .models.view import View
 from .options import Loading, Options, Prompts
@@ -162,6 +161,8 @@ def _unit(
 
 def changed(ds: xr.Dataset, model: Edited, one: Subject, remark: Remark) -> xr.Dataset:
     """The result with what the model's change does to its predictions: loss before and after, and KL, by prompt."""
+    from .measures.consequences import consequences  # not above: few models are changed
+
     tokens = one.tokens[:COMPARED]
     if tokens.shape[1] < 3:
         return ds

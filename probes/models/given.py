@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .ambient import left
+from ..run.precision import left
 from .checks import check_mask
 from .load import load
 from .view import View

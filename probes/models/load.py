@@ -13,11 +13,10 @@ import torch
 
 from ..errors import InputError, check_choice, reason
 from ..run.hardware import named
+from ..run.precision import left
 from ..run.processes import launched, local_number
-from .ambient import left
 from .families import family_of
-from .gguf.config import config_of
-from .gguf.header import is_gguf, read_header
+from .gguf import is_gguf
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, find, located, read_tokenizer
@@ -201,6 +200,9 @@ def _configuration(config: Any) -> Any:
     elif from_file:
         path = located(os.fspath(config))
         if is_gguf(path):
+            from .gguf.config import config_of
+            from .gguf.header import read_header
+
             return config_of(read_header(path))
         file = path / "config.json" if path.is_dir() else path
         try:

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
-from . import hub
 from .checkpoint import CONFIG, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers
 from .families import family_of
-from .gguf.header import SUFFIX, Header, is_gguf, read_header
+from .gguf import SUFFIX, is_gguf
 from .identity import Stored, stored
 from .initialization import ASSUMED
 from .packed import packed, unpacked
@@ -139,7 +138,9 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
             f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
             "GGUF file; hub ids are written owner/name"
         )
-    folder = hub.folder_of(source, revision)
+    from .hub import folder_of
+
+    folder = folder_of(source, revision)
     return Found(*_read(folder, how, source), source, folder.name)
 
 
@@ -149,6 +150,7 @@ GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
 def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     """A GGUF file: what it says, unless a tokenizer beside it, or given, says it better."""
     from .gguf.config import config_of
+    from .gguf.header import read_header
     from .gguf.tensors import tensors_of
     from .gguf.tokenizer import tokenizer_of
 
@@ -164,7 +166,7 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     return Found(model, tokenizer, name, None, header.provenance())
 
 
-def _beside(header: Header) -> Any:
+def _beside(header: Any) -> Any:
     """The tokenizer beside a GGUF file; alone, tokenizer.json does not say which tokens begin and end texts."""
     tokenizer = read_tokenizer(header.path.parent)
     for name in ("bos", "eos"):

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import InputError, reason
-from ...run.files import what_is
 from ..checkpoint import refuse_pointers
+from . import MAGIC
 
-MAGIC, SUFFIX = b"GGUF", ".gguf"
 VERSIONS = (2, 3)  # 3 also admits big-endian files; 1 counted in 32 bits and was in use for a few months
 MOST_KEYS = 1 << 16  # and tensors; the largest models in use have some thousands
 LONGEST_ARRAY = 1 << 20  # entries; the merges of the largest vocabularies in use (260,000 tokens) are half as many
@@ -76,17 +75,6 @@ class Header:
             ) from None
         except (OSError, ValueError) as error:
             raise self.refuse(f"cannot be read ({reason(error)}); get it again") from None
-
-
-def is_gguf(path: str | Path) -> bool:
-    """Whether an existing file is to be read as GGUF: by its first bytes, else by its name, whatever it holds."""
-    if what_is(path) != "file":
-        return False
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC or str(path).lower().endswith(SUFFIX)
-    except OSError:
-        return str(path).lower().endswith(SUFFIX)
 
 
 def read_header(path: str | Path) -> Header:
