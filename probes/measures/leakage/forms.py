@@ -5,8 +5,7 @@ Definitions, names and sources are those of `probes.leakage`.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ from ...run.progress import Progress
 from ...run.store import Store
 from .samples import Band, Half, Sampled, Samples, by_block, halves_of
 
-NUMBERS_AT_ONCE = 1 << 21  # of quantities that resamples are taken of: 16 MiB in doubles
-FEW_PROMPTS = 400  # of a half: as many as there are resamples usually, which is where either way costs the same
+NUMBERS_AT_ONCE = 1 << 21  # of the quantities of prompts: 16 MiB in doubles
 SHUFFLES = 100  # of query labels
 
 
@@ -78,21 +76,14 @@ def split(
 def _split_band(
     sampled: Sampled, number: int, band: Band, drawn: Int[Tensor, "resample prompt"]
 ) -> dict[str, Float[Tensor, "_ _ head"]]:
-    """One band; some heads and some resamples at a time, so that what is held stays below `NUMBERS_AT_ONCE`."""
+    """One band, some heads at a time, so that what is held stays below `NUMBERS_AT_ONCE` where a head's does."""
     at = slice(band[0] - sampled.first, band[1] + 1 - sampled.first)
     heads, lags, _ = sampled.halves[0].shift.shape
-    prompts = math.ceil(drawn.shape[1] / 2)
-    numbers = 2 * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head, a row of both halves
-    few = prompts <= FEW_PROMPTS and prompts * numbers <= NUMBERS_AT_ONCE
-    some = max(1, NUMBERS_AT_ONCE // (numbers * (prompts if few else len(drawn))))
-    draws = len(drawn) if few else max(1, NUMBERS_AT_ONCE // numbers)
+    numbers = drawn.shape[1] * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head
     found = []
-    for start in range(0, heads, some):
-        every = []
-        for part in drawn.split(draws):
-            made = _Drawn(sampled, number, at, slice(start, start + some), part, few=few)
-            every.append(_forms(made) | ({} if every else {"shuffled": _shuffled(made)}))
-        found.append({name: torch.cat([one[name] for one in every if name in one]) for name in every[0]})
+    for some in torch.arange(heads).split(max(1, NUMBERS_AT_ONCE // numbers)):
+        of_heads = _Drawn(sampled, number, at, slice(int(some[0]), int(some[-1]) + 1), drawn)
+        found.append(_forms(of_heads) | {"shuffled": _shuffled(of_heads)})
     return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
 
 
@@ -107,10 +98,10 @@ def _quantities(
     """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`; of band `number`, which is `at` these queries."""
     logits = samples.logits[:, heads, :, at]
     toeplitz = logits + half.shift[heads, :, at]
-    z, m, sink = (x[:, heads, None, at] for x in (samples.normalizer, samples.of_mask, samples.with_sink))
-    through_sink, through_mask = (x[:, heads, None, at] for x in (samples.through_sink, samples.through_mask))
-    of_band = (samples.with_constant, samples.through_constant)
-    constant, through_constant = (x[:, heads, None, number, at] for x in of_band)
+    z, m, moved, with_sink = (
+        x[:, heads, None, at] for x in (samples.normalizer, samples.of_mask, samples.moved_mask, samples.moved_sink)
+    )
+    with_constant = samples.moved_constant[:, heads, None, number, at]
     # Denominators whose mean over the half's prompts is its mean over the band at every query.
     steady_z, steady_terms = (
         mean - mean.mean(-1, keepdim=True) for mean in (half.normalizer[heads, at], half.of_mask[heads, at])
@@ -118,88 +109,58 @@ def _quantities(
     z_steady, z_terms, m_steady = z - steady_z[:, None], z - steady_terms[:, None], m - steady_terms[:, None]
     pairs = ((logits, z), (toeplitz, m), (toeplitz, m_steady), (logits, z_steady), (logits, z_terms))
     cells = ((s - log_z).exp() for s, log_z in pairs)
-    sinks = (sink + through_sink, constant + through_constant)
-    return torch.cat([logits, toeplitz, *cells, z, *sinks, m + through_mask], 2)
+    return torch.cat([logits, toeplitz, *cells, z, with_sink, with_constant, moved], 2)
 
 
 class _Drawn:
     """A band's quantities under many resamplings of the prompts at once, and covariances of their means.
 
-    Of few prompts, `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, and every resample is a
-    quadratic form in its weights. Of many, their means in every resample are held. `values` [half, row, head, quantity,
-    query] has a row for each prompt, zeros where a half has fewer, or for each resample.
+    `C(E x, E y) = sum_nm w_n w'_m <x_n, y_m>`: products of prompts are taken once, and every resample is a quadratic form in
+    its weights. Halves of an odd number of prompts differ by one: the smaller has a row and weights of zeros.
     """
 
     def __init__(
-        self,
-        sampled: Sampled,
-        number: int,
-        at: slice,
-        heads: slice,
-        drawn: Int[Tensor, "resample prompt"],
-        *,
-        few: bool,
+        self, sampled: Sampled, number: int, at: slice, heads: slice, drawn: Int[Tensor, "resample prompt"]
     ) -> None:
         values, weights = [], []
         for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
             counts = drawn[:, own].to(half.shift)
-            weights.append(counts / counts.sum(1, keepdim=True))
-            rows = (_quantities(samples, half, number, at, heads) for samples in half.chunks)
-            values.append(torch.cat(list(rows)) if few else _weighed(weights[-1], rows))
-        # Halves of an odd number of prompts differ by one: rows and weights of zeros.
-        self.values = pad_sequence(values, batch_first=True)
-        self._weights = pad_sequence([w.T for w in weights], batch_first=True).mT.contiguous() if few else None
-        self.lags = sampled.halves[0].shift.shape[1]
+            weights.append((counts / counts.sum(1, keepdim=True)).T)
+            values.append(torch.cat([_quantities(samples, half, number, at, heads) for samples in half.chunks]))
+        self._values = pad_sequence(values, batch_first=True)  # [half, prompt, head, quantity, query]
+        self._weights = pad_sequence(weights, batch_first=True).mT.contiguous()  # [half, resample, prompt]
+        self._lags = sampled.halves[0].shift.shape[1]
 
-    def __getitem__(self, name: str) -> Float[Tensor, "half row head lag query"]:
+    def __getitem__(self, name: str) -> Float[Tensor, "half prompt head lag query"]:
         """One of `OF_LAGS`, or of `OF_QUERIES` with one lag for all."""
         if name in OF_LAGS:
-            start = OF_LAGS.index(name) * self.lags
-            return self.values[..., start : start + self.lags, :]
-        at = len(OF_LAGS) * self.lags + OF_QUERIES.index(name)
-        return self.values[..., at : at + 1, :]
+            start = OF_LAGS.index(name) * self._lags
+            return self._values[..., start : start + self._lags, :]
+        at = len(OF_LAGS) * self._lags + OF_QUERIES.index(name)
+        return self._values[..., at : at + 1, :]
 
     def means(self, name: str) -> Float[Tensor, "half head lag query"]:
         """Over the prompts as they are."""
-        x = self[name]
-        return x[:, 0] if self._weights is None else torch.einsum("hn,hnabc->habc", self._weights[:, 0], x)
+        return torch.einsum("hn,hnabc->habc", self._weights[:, 0], self[name])
 
     def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
         """Between the halves, mean of both orders, over the band's queries; mean over lags."""
-        found = self._form(x[0], y[1], self._weights)
-        if x is y:
-            return found
-        return (found + self._form(x[1], y[0], None if self._weights is None else self._weights.flip(0))) / 2
+        found = _form(x[0], y[1], self._weights)
+        return found if x is y else (found + _form(x[1], y[0], self._weights.flip(0))) / 2
 
     def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
         """Of the mean of both halves, its sampling noise included."""
-        if self._weights is None:
-            both = x.mean(0)
-            return self._form(both, both, None)
         both, weights = x.flatten(0, 1), torch.cat(list(self._weights), 1) / 2
-        return self._form(both, both, torch.stack([weights, weights]))
-
-    @staticmethod
-    def _form(x: Tensor, y: Tensor, weights: Tensor | None) -> Float[Tensor, "resample head"]:
-        """Covariance over queries of x and y [row, head, lag, query], mean over lags."""
-        x, y = (v - v.mean(-1, keepdim=True) for v in (x, y))
-        if weights is None:
-            return (x * y).mean((-2, -1)).cpu()
-        lags = max(x.shape[2], y.shape[2])
-        x, y = (v.expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))  # [head, prompt, lag * query]
-        products = x @ y.transpose(-1, -2) / x.shape[-1]
-        return ((weights[0] @ products) * weights[1]).sum(-1).T.cpu()
+        return _form(both, both, torch.stack([weights, weights]))
 
 
-def _weighed(
-    weights: Float[Tensor, "resample prompt"], rows: Iterable[Float[Tensor, "some head quantity query"]]
-) -> Float[Tensor, "resample head quantity query"]:
-    """The rows' means under every resample, added chunk by chunk."""
-    total, seen = weights.new_zeros(()), 0
-    for some in rows:
-        total = total + torch.tensordot(weights[:, seen : seen + len(some)], some, 1)
-        seen += len(some)
-    return total
+def _form(x: Tensor, y: Tensor, weights: Float[Tensor, "side resample prompt"]) -> Float[Tensor, "resample head"]:
+    """Covariance over queries of the means of x and y [prompt, head, lag, query], mean over lags."""
+    x, y = (v - v.mean(-1, keepdim=True) for v in (x, y))
+    lags = max(x.shape[2], y.shape[2])
+    x, y = (v.expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))  # [head, prompt, lag * query]
+    products = x @ y.transpose(-1, -2) / x.shape[-1]
+    return ((weights[0] @ products) * weights[1]).sum(-1).T.cpu()
 
 
 def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:

@@ -44,14 +44,12 @@ class Samples:
 
     logits: Float[Tensor, "prompt head lag query"]  # s_{i, i-lag}
     normalizer: Float[Tensor, "prompt head query"]  # log Z_i
-    with_sink: Float[Tensor, "prompt head query"]  # log Z~_i, but position 0 with its own logits
-    with_constant: Float[Tensor, "prompt head band query"]  # the same, position 0's logit constant over the band
     of_mask: Float[Tensor, "prompt head query"]  # log Z~_i
-    # What a prompt adds to the three above through the means that shift all prompts (`E s_ij - t`; of position 0's constant
-    # logit, its distance from the band's mean), to first order; mean 0.
-    through_sink: Float[Tensor, "prompt head query"]
-    through_constant: Float[Tensor, "prompt head band query"]
-    through_mask: Float[Tensor, "prompt head query"]
+    # The same by what stands at position 0, with what the prompt adds to it, to first order, through the means that all
+    # prompts are shifted by (`E s_ij - t`; of a constant logit, its distance from the band's mean): mean 0.
+    moved_mask: Float[Tensor, "prompt head query"]  # Toeplitz logits, as at all other keys
+    moved_sink: Float[Tensor, "prompt head query"]  # its own logits
+    moved_constant: Float[Tensor, "prompt head band query"]  # logits with a constant mean over the band
 
 
 @dataclass(frozen=True)
@@ -229,16 +227,19 @@ def _half(attentions: Sequence[Attention], half: int, bands: Sequence[Band], lag
     t = means["means"].value  # [head, lag]
     blocks, held = blocks_of(sizes, len(t), first, stop)
     steady = Steady.of(means["sink"].value, t, bands, first)
-    of_mask = torch.cat(
-        [_toeplitz(attentions, half, start, end, t, steady, aside, held=held) for start, end in blocks], -1
-    )
+    of_mask = [_toeplitz(attentions, half, at, steady, aside, held=held) for at in blocks]
 
     def samples(n: int) -> Samples:
-        pieces = (torch.cat([aside[half, n, name, start] for start, _ in blocks], -1) for name in PIECES)
-        return Samples(aside[half, n, "logits"], aside[half, n, "log_z"], *pieces)
+        def read(what: str, name: str | int) -> Tensor:
+            known = [name if name == "mask" or name in steady.rows(*at) else "sink" for at in blocks]
+            return torch.cat([aside[half, n, what, one, at[0]] for one, at in zip(known, blocks, strict=True)], -1)
+
+        constant = torch.stack([read("moved", band) for band in range(len(bands))], 2)
+        moved = (read("moved", "mask"), read("moved", "sink"), constant)
+        return Samples(aside[half, n, "logits"], aside[half, n, "log_z"], read("log_z", "mask"), *moved)
 
     shift = t[:, torch.tensor(lags, device=t.device), None] - means["logits"].value
-    return Half(shift, means["log_z"].value, of_mask, Read(range(len(sizes)), samples))
+    return Half(shift, means["log_z"].value, torch.cat(of_mask, -1), Read(range(len(sizes)), samples))
 
 
 @dataclass(frozen=True)
@@ -250,6 +251,7 @@ class Steady:
 
     first: int  # query
     mean: Float[Tensor, "head query"]  # E s_i0; minus infinity where a window hides position 0
+    t: Float[Tensor, "head lag"]
     seen: Sequence[slice]  # of each band: its queries that see position 0, counted from `first`
     toeplitz: Float[Tensor, "band head"]  # b
 
@@ -259,9 +261,9 @@ class Steady:
         seen = [slice(a - first, max(a - first, min(b + 1 - first, sees))) for a, b in bands]
         nothing = mean.new_zeros(len(bands), len(mean))
         # The shift to a constant, and the one to Toeplitz: the smaller one is nearer.
-        plain, toeplitz = (cls(first, mean, seen, nothing + b) for b in (0, 1))
+        plain, toeplitz = (cls(first, mean, t, seen, nothing + b) for b in (0, 1))
         spreads = ([one.shift(n, t, mean).pow(2).sum(-1) for n in range(len(bands))] for one in (toeplitz, plain))
-        return cls(first, mean, seen, torch.stack([a < b for a, b in zip(*spreads, strict=True)]).to(mean))
+        return cls(first, mean, t, seen, torch.stack([a < b for a, b in zip(*spreads, strict=True)]).to(mean))
 
     def shift(self, band: int, t: Float[Tensor, "*some head lag"], mean: Float[Tensor, "*some head query"]) -> Tensor:
         """What is added to a logit of mean `mean` at the band's queries that see position 0, [*some, head, query]."""
@@ -269,17 +271,15 @@ class Steady:
         away = mean[..., at] - b * t[..., self.first + at.start : self.first + at.stop]
         return away.sum(-1, keepdim=True) / max(1, away.shape[-1]) - away
 
-    def within(self, band: int, start: int, end: int) -> tuple[slice, slice]:
-        """The band's queries from `start` to `end` that see position 0: counted from `start`, and from its own first."""
-        at = self.seen[band]
-        low = max(at.start + self.first, start)
-        high = max(low, min(at.stop + self.first, end))
-        return slice(low - start, high - start), slice(low - self.first - at.start, high - self.first - at.start)
-
-
-LOG_Z = {"sink": "with_sink", "mask": "of_mask"}  # by what stands at position 0: its own logits, or Toeplitz ones
-# Of `Samples`, in its order; some queries at a time.
-PIECES = ("with_sink", "with_constant", "of_mask", "through_sink", "through_constant", "through_mask")
+    def rows(self, start: int, end: int) -> dict[int | str, tuple[slice, slice]]:
+        """By band: its queries from `start` to `end` that see position 0, counted from `start`, and from its own first."""
+        found = {}
+        for band, at in enumerate(self.seen):
+            own = self.first + at.start
+            low, high = max(own, start), min(self.first + at.stop, end)
+            if low < high:
+                found[band] = slice(low - start, high - start), slice(low - own, high - own)
+        return found
 
 
 def blocks_of(sizes: Sequence[int], heads: int, first: int, stop: int) -> tuple[list[tuple[int, int]], bool]:
@@ -294,17 +294,13 @@ def blocks_of(sizes: Sequence[int], heads: int, first: int, stop: int) -> tuple[
 
 
 def _toeplitz(
-    attentions: Sequence[Attention],
-    half: int,
-    start: int,
-    end: int,
-    t: Tensor,
-    steady: Steady,
-    aside: Spool,
-    *,
-    held: bool,
+    attentions: Sequence[Attention], half: int, at: tuple[int, int], steady: Steady, aside: Spool, *, held: bool
 ) -> Float[Tensor, "head query"]:
-    """`PIECES` of a half's prompts at some queries, with logits made Toeplitz; the mean of `of_mask`."""
+    """log Z~ at some queries, as it is and moved, by what stands at position 0; the mean over prompts of the mask's.
+
+    That is: its own logits ("sink"), Toeplitz ones ("mask"), or constant ones of a band that sees it (the band's number).
+    """
+    (start, end), t = at, steady.t
 
     @lru_cache(maxsize=None if held else 0)
     def logits(n: int) -> Float[Tensor, "prompt head query key"]:
@@ -319,49 +315,45 @@ def _toeplitz(
     # A hidden entry stays hidden: minus infinity and a finite shift. Its own mean is no number, so it has none.
     hidden = torch.isinf(mean[0])
     shift = (t[:, distance] - mean).masked_fill_(hidden, 0)
-    bands = [(n, *steady.within(n, start, end)) for n in range(len(steady.seen))] if left == 0 else []
-    towards = [steady.shift(band, t, steady.mean) for band, _, _ in bands]
-    weights = {"sink": _Mean(), "mask": _Mean()}
-    of_bands = {band: _Mean() for band, _, _ in bands}  # of position 0, and of the others
+    bands = steady.rows(start, end)
+    towards = {band: steady.shift(band, t, steady.mean)[:, own] for band, (_, own) in bands.items()}
+    weights: dict[str | int, _Mean] = {name: _Mean() for name in ("sink", "mask", *bands)}
     for n in range(len(attentions)):
         block = logits(n)
         made = block + shift.to(block)
         others = made[..., 1 if left == 0 else 0 :].logsumexp(-1)
         if (learned := attentions[n].sink) is not None:  # one more term, the same for all queries
             others = torch.logaddexp(others, learned.to(others)[:, None])
-        for name, own in (("sink", block), ("mask", made)):
-            log_z = torch.logaddexp(others, own[..., 0]) if left == 0 else others
-            aside[half, n, LOG_Z[name], start] = double(log_z)
-            weights[name].add((made - log_z[..., None]).exp_())
+        for name, weight in weights.items():
+            log_z, by_key = others, made
+            if left == 0:
+                own = (made if name == "mask" else block)[..., 0]
+                log_z, by_key = torch.logaddexp(others, own), made.clone()
+                by_key[..., 0] = own
+            if name in bands:
+                rows, _ = bands[name]
+                level = block[..., rows, 0] + towards[name].to(block)
+                log_z[..., rows] = torch.logaddexp(others[..., rows], level)
+                by_key[..., rows, 0] = level
+            aside[half, n, "log_z", name, start] = double(log_z)
+            weight.add((by_key - log_z[..., None]).exp_())
             if name == "mask":
                 mean_of_mask.add(double(log_z))
-        # Where position 0 is not seen, there is nothing to make constant.
-        constant = aside[half, n, "with_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
-        for band, rows, own_rows in bands:
-            level = block[..., rows, 0] + towards[band][:, own_rows].to(block)
-            own = torch.logaddexp(others[..., rows], level)
-            constant[:, :, band, rows] = double(own)
-            by_key = made[..., rows, :].clone()
-            by_key[..., 0] = level
-            of_bands[band].add((by_key - own[..., None]).exp_())
-        aside[half, n, "with_constant", start] = constant
-    # What a prompt adds to log Z~ through the means that all prompts of its half are shifted by, to first order.
     for n in range(len(attentions)):
         block = logits(n)
         moved = aside[half, n, "means"] - t
         added = moved.to(block)[..., distance] - (block - mean.to(block)).masked_fill_(hidden.to(block.device), 0)
-        for name, mean_weight in weights.items():
-            weight = mean_weight.value.to(block)
-            if name == "sink" and left == 0:
-                weight[..., 0] = 0  # position 0 keeps its own logits there
-            aside[half, n, f"through_{name}", start] = double((weight * added).sum(-1))
-        through = aside[half, n, "through_sink", start][:, :, None].repeat(1, 1, len(steady.seen), 1)
-        for band, rows, own_rows in bands:
-            changed = added[..., rows, :].clone()
-            away = steady.shift(band, moved, aside[half, n, "sink"] - steady.mean)
-            changed[..., 0] = away[..., own_rows].to(block)
-            through[:, :, band, rows] = double((of_bands[band].value.to(block) * changed).sum(-1))
-        aside[half, n, "through_constant", start] = through
+        for name, weight in weights.items():
+            changed = added
+            if left == 0 and name != "mask":
+                changed = added.clone()
+                changed[..., 0] = 0  # of its own logits nothing is shifted
+                if name in bands:
+                    rows, own = bands[name]
+                    away = steady.shift(name, moved, aside[half, n, "sink"] - steady.mean)
+                    changed[..., rows, 0] = away[..., own].to(block)
+            through = double((weight.value.to(block) * changed).sum(-1))
+            aside[half, n, "moved", name, start] = aside[half, n, "log_z", name, start] + through
     return mean_of_mask.value
 
 
