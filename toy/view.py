@@ -188,7 +188,7 @@ class Toy(Watched):
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        return self._run(embeddings, edits)
+        return self._streams(embeddings, edits)[-1]
 
     @torch.no_grad()
     def trace(
@@ -198,14 +198,13 @@ class Toy(Watched):
         attention: bool = False,
         edits: Sequence[Edit] = (),
     ) -> Trace:
-        streams: list[Tensor] = []
         seen: list[Attention] | None = [] if attention else None
-        last = self._run(embeddings.detach(), edits, streams, seen)
+        streams = self._streams(embeddings.detach(), edits, seen)
         blocks = tuple(partial(self._block, layer, edits, None) for layer in range(self.spec.blocks))
         switches = self._at(embeddings.shape[1])
         cos, sin = switches.cos, switches.sin
         rotation = None if cos is None or sin is None else (cos[0, 0, 0], sin[0, 0, 0])
-        return Trace((*streams, last), blocks, (rotation,) * self.spec.blocks, tuple(seen or ()))
+        return Trace(tuple(streams), blocks, (rotation,) * self.spec.blocks, tuple(seen or ()))
 
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
         """Rows of W_O by head; without W_O rows of the identity."""
@@ -244,23 +243,15 @@ class Toy(Watched):
         rows = {name: x[..., :length, :] for name in ("cos", "sin", "added") if (x := getattr(s, name)) is not None}
         return replace(s, bias=s.bias[..., :length, :length], **rows)
 
-    def _run(
-        self,
-        embeddings: Tensor,
-        edits: Sequence[Edit],
-        streams: list[Tensor] | None = None,
-        seen: list[Attention] | None = None,
-    ) -> Float[Tensor, "batch position d"]:
-        """One pass; what blocks read goes to `streams`, how they attended to `seen`."""
+    def _streams(self, embeddings: Tensor, edits: Sequence[Edit], seen: list[Attention] | None = None) -> list[Tensor]:
+        """One pass: what every block reads and what the last one writes; how blocks attended goes to `seen`."""
         self._check(embeddings)
         check_edits(edits, self.spec)
-        stream = embeddings
+        streams, stream = [], embeddings
         for layer in range(self.spec.blocks):
-            stream = _edited(edits, layer, "residual", stream)
-            if streams is not None:
-                streams.append(stream)
-            stream = self._block(layer, edits, seen, stream)
-        return stream
+            streams.append(_edited(edits, layer, "residual", stream))
+            stream = self._block(layer, edits, seen, streams[-1])
+        return [*streams, stream]
 
     def _block(self, layer: int, edits: Sequence[Edit], seen: list[Attention] | None, stream: Tensor) -> Tensor:
         """One block, its queries, keys, values and what heads mix edited, its attention added to `seen` and watched."""
