@@ -15,7 +15,6 @@ from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same, s
 from torch import Tensor, nn
 
 import probes
-from probes.errors import InputError
 from probes.measures.attention import (
     by_layer,
     column_statistics,
@@ -66,9 +65,7 @@ def test_columns_diagonals_and_pairs(kind, dtype):
         assert not found[pattern[..., chosen] == 0].any()  # exactly
     same(columns(given, range(LENGTH)), pattern, noise)
     assert columns(given, []).shape == (2, 2, LENGTH, 0)
-    lags = [0, 1, 7, 8, LENGTH - 1, LENGTH, LENGTH + 5]
-    if given.prefix is not None:  # there is something ahead
-        lags += [-1, -7, 1 - LENGTH, -LENGTH, -LENGTH - 5]
+    lags = [0, 1, 7, 8, LENGTH - 1, LENGTH, LENGTH + 5, -1, -7, 1 - LENGTH, -LENGTH, -LENGTH - 5]
     along = diagonals(given, lags)
     assert along.dtype == found.dtype
     for n, lag in enumerate(lags):
@@ -80,15 +77,6 @@ def test_columns_diagonals_and_pairs(kind, dtype):
     for i, j in ((queries, keys), (torch.tensor(queries), torch.tensor(keys))):
         same(pairs(given, i, j), logits[..., queries, keys], noise)
     assert pairs(given, [], []).shape == (2, 2, 0)
-
-
-def test_what_lies_outside_the_prompt():
-    given = drawn(4)
-    with pytest.raises(InputError, match="lag -2 looks ahead of the query, which sees nothing there; give lags from 0"):
-        diagonals(given, [1, -2])
-    for key in (-1, 4):
-        with pytest.raises(InputError, match=f"key {key} is outside the prompt; positions run from 0 to 3"):
-            columns(given, [0, key])
 
 
 @pytest.mark.parametrize(("kind", "dtype"), CASES)

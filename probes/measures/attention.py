@@ -23,10 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import InputError
 from ..models.fused import attend, query_blocks
 from ..models.view import Attention, Edit, View
-from ..run.precision import precise
+from ..run.precision import precise, wide
 
 
 class PatternBlock(NamedTuple):
@@ -70,45 +69,28 @@ def pairs(
     attention: Attention, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor
 ) -> Float[Tensor, "batch head pair"]:
     """Logits of (query, key) pairs, as in `Attention.logits`; what the query does not see is minus infinity."""
-    device = attention.query.device
-    i, j = (torch.as_tensor(x, dtype=torch.long, device=device) for x in (queries, keys))
+    i, j = (torch.as_tensor(x, dtype=torch.long, device=attention.query.device) for x in (queries, keys))
     if attention.reweigh:  # edits take whole rows
         return attention.logits()[..., i, j]
-    exact = torch.promote_types(attention.query.dtype, torch.float32)
-    query, key = attention.query[..., i, :].to(exact), attention.key[..., j, :].to(exact)
-    return attention.logits_of((query * key).sum(-1) * attention.scale, i, j)
+    products = (wide(attention.query[..., i, :]) * wide(attention.key[..., j, :])).sum(-1)
+    return attention.logits_of(products * attention.scale, i, j)
 
 
 def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch head query chosen"]:
-    """The pattern's columns of the chosen keys, zero where a query does not see one.
-
-    Raises:
-        InputError: a key outside the prompt.
-    """
-    length = attention.query.shape[-2]
-    if wrong := [key for key in keys if not 0 <= key < length]:
-        raise InputError(f"key {wrong[0]} is outside the prompt; positions run from 0 to {length - 1}")
-    device = attention.query.device
-    exact = torch.promote_types(attention.query.dtype, torch.float32)
-    j = torch.tensor(list(keys), dtype=torch.long, device=device)
+    """The pattern's columns of the chosen keys, zero where a query does not see one."""
+    j = torch.tensor(list(keys), dtype=torch.long, device=attention.query.device)
     if attention.reweigh:  # edits take whole rows
-        return attention.logits()[..., j].sub_(normalizers(attention)[..., None]).exp_()
-    i = torch.arange(length, device=device)
-    # Scaling the few keys instead of the many queries spares a copy of the queries.
-    chosen = attention.key[..., j, :].to(exact) * attention.scale
-    products = attention.query.to(exact) @ chosen.transpose(-1, -2)  # [B, H, T, K]
-    logits = attention.logits_of(products, i[:, None], j[None, :])
+        logits = attention.logits()[..., j]
+    else:
+        # Scaling the few keys instead of the many queries spares a copy of the queries.
+        products = wide(attention.query) @ (wide(attention.key[..., j, :]) * attention.scale).mT  # [B, H, T, K]
+        i = torch.arange(attention.query.shape[-2], device=j.device)
+        logits = attention.logits_of(products, i[:, None], j[None, :])
     return logits.sub_(normalizers(attention)[..., None]).exp_()
 
 
 def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch head lag query"]:
-    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it.
-
-    Raises:
-        InputError: a lag below 0 where no prefix lets queries see ahead.
-    """
-    if attention.prefix is None and (wrong := [lag for lag in lags if lag < 0]):
-        raise InputError(f"lag {wrong[0]} looks ahead of the query, which sees nothing there; give lags from 0")
+    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it."""
     length = attention.query.shape[-2]
     i = torch.arange(length, device=attention.query.device)
     found = []

@@ -114,20 +114,15 @@ def _compared(
 
     Means over positions from 1 on. Tokens that the model's head excludes have no loss, and are left out of that mean.
     """
-    length, count = len(tokens), len(streams)
-    divergence, change = [], []
+    divergence, change, count = [], [], len(streams)
+    following = tokens.roll(-1).to(precise(streams.device))  # the last one's is left out below
     step = max(1, LOGITS_AT_ONCE // (model.spec.vocabulary * count))
-    following = torch.cat([tokens[1:], tokens[:1]]).to(precise(streams.device))  # the last one's is left out below
-    for start in range(1, length, step):
-        at = slice(start, min(start + step, length))
+    for at in torch.arange(1, len(tokens), device=streams.device).split(step):
         log_p = double(model.unembed(model.norm(streams[:, at]))).log_softmax(-1)  # [row, position, id]
         one, others = log_p[:1], log_p[1:]
         terms = one.exp() * (one - others)
         divergence.append(torch.where(torch.isneginf(one), 0, terms).sum(-1))
-        target = following[at].expand(count, -1)[..., None]
-        loss = -log_p.gather(-1, target)[..., 0]
+        loss = -log_p.gather(-1, following[at.to(following.device)].expand(count, -1)[..., None])[..., 0]
         change.append((loss[1:] - loss[:1]).masked_fill(torch.isposinf(loss[:1]), torch.nan))
-    return (
-        torch.cat(divergence, 1).mean(1).cpu().numpy(),
-        torch.cat(change, 1)[:, :-1].nanmean(1).cpu().numpy(),
-    )
+    each = torch.cat(divergence, 1).mean(1), torch.cat(change, 1)[:, :-1].nanmean(1)
+    return each[0].cpu().numpy(), each[1].cpu().numpy()
