@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from families import BLOCKS, VOCABULARY, WIDTH
+from families import VOCABULARY, WIDTH
 from measured import complete, drawn_tokens, refused, view
 from torch import Tensor
 from torch.nn import functional
@@ -28,7 +28,7 @@ from probes.measures.trajectory import trajectory
 from probes.models import swap as swap_module
 from probes.models.edited import Edited
 from probes.models.swap import mean_embedding, parse_replacement, swapped
-from probes.models.view import Edit, View
+from probes.models.view import View
 
 bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages
 KINDS: list[Any] = [0, 17, "mean", "zero", "random"]
@@ -74,23 +74,6 @@ def test_random_vectors_have_the_norm_of_what_they_replace():
 
 
 # ---------------------------------------------------------------------------------------------------------- as a view
-
-
-@pytest.mark.parametrize(("name", "backend"), [("llama", "transformers"), ("gpt2", "transformer_lens")])
-def test_it_is_a_view_of_the_same_model(name, backend):
-    model, tokens = view(name, backend), some_tokens(1)
-    other = swapped(model, "mean")
-    for attribute in ("spec", "tokenizer", "device", "dtype", "identity", "bos"):
-        assert getattr(other, attribute) == getattr(model, attribute)
-    embedded = other.embed(tokens)
-    edit = Edit("value", 1, lambda value: 2 * value)
-    one, two = (seen.trace(embedded, attention=True, edits=(edit,)) for seen in (model, other))
-    assert all(torch.equal(a, b) for a, b in zip(one.residual, two.residual, strict=True))
-    assert torch.equal(one.attention[2].query, two.attention[2].query)
-    seen: list[int] = []
-    with other.watching(lambda layer, attention: seen.append(layer)), torch.no_grad():
-        assert torch.equal(other.residual(embedded, edits=(edit,)), two.residual[-1])
-    assert seen == list(range(BLOCKS))
 
 
 def test_fresh_weights_are_swapped_anew_and_two_swaps_are_the_second():

@@ -18,7 +18,6 @@ from ..run.files import atomic
 NAME = "index.html"
 QUESTION = "Where does a language model’s sense of position come from?"
 JUDGED = ("holds", "does not hold", "undecided")
-METHODS = "docs/science.md"
 
 
 @dataclass(frozen=True)

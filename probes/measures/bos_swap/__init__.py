@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +24,12 @@ EFFECTS = {  # by variable: a number for each replacement, how it is called, and
     "kl_of_model": ("KL (nat)", ".4f"),
     "recall_log_p_change": ("log p of values, change (nat)", "+.2f"),
     "recall_exact_change": ("exact answers, change", "+.2f"),
+}
+RECALL = {
+    "recall_log_p_before": ("log p of values", ".2f"),
+    "recall_log_p_after": ("after", ".2f"),
+    "recall_exact_before": ("exact answers", ".2f"),
+    "recall_exact_after": ("after", ".2f"),
 }
 COMPONENTS = {"_steady": "", "": ", the constant sink left in"}  # of the residual component: what is said of each
 NEVER_BELOW_0 = "kl_of_model"
@@ -120,9 +126,10 @@ def _component(ds: xr.Dataset) -> str:
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """What each replacement does to sinks and behaviour, what it removes per band, by all definitions, recall by depth."""
     at = ("model", "replacement")
-    words = ("sink rate", "after", "loss", "after", *(name for name, _ in EFFECTS.values()), "profile")
+    known = [name for name in EFFECTS | RECALL if any(name in ds for ds in results.values())]
+    words = ("sink rate", "after", "loss", "after", "profile", *((EFFECTS | RECALL)[name][0] for name in known))
     found = [
-        Table("Sinks and behaviour", (*at, *words), [[*names, *_effects(ds)] for *names, ds in each(results)]),
+        Table("Sinks and behaviour", (*at, *words), [[*names, *_effects(ds, known)] for *names, ds in each(results)]),
         *(
             Table(
                 f"Residual component removed{words}",
@@ -141,16 +148,13 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     return [table for table in found if table.rows]
 
 
-def _effects(ds: xr.Dataset) -> list[str]:
-    """Sink rate and loss before and after, `EFFECTS`, and the change of the profile."""
+def _effects(ds: xr.Dataset, names: Sequence[str]) -> list[str]:
+    """Sink rate and loss before and after, the change of the profile, and variables with their intervals."""
     means = [ds[f"sink_rate_{when}"].mean() for when in ("before", "after")]
     means += [ds[f"loss_{when}"][1:].mean() for when in ("before", "after")]  # a NaN at the last is left out
-    effects = [estimated(ds, name, form) if name in ds else "-" for name, (_, form) in EFFECTS.items()]
-    return [
-        *(number(mean, ".3f") for mean in means),
-        *effects,
-        number(_profile_change(ds), ".1%") if "sensitivity_before" in ds else "-",
-    ]
+    profile = number(_profile_change(ds), ".1%") if "sensitivity_before" in ds else "-"
+    more = [estimated(ds, name, (EFFECTS | RECALL)[name][1]) if name in ds else "-" for name in names]
+    return [*(number(mean, ".3f") for mean in means), profile, *more]
 
 
 def _removed(ds: xr.Dataset, sink: str) -> list[str]:
