@@ -194,14 +194,13 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
 class Switches:
     """What distinguishes models of one shape, as numbers; None where no model of the batch has the part.
 
-    `bias [E, 1, 1, T, T]` is added to the logits: minus infinity where a query does not look, decay. `cos`, `sin`
-    `[E, 1, 1, T, c]` rotate (1 and 0: not at all). `added [E, 1, T, d]` are sinusoidal encodings. `keep [E, 1, 1, 1]` is 1
-    with a residual stream, 0 without.
+    `bias [E, 1, 1, T, T]` is added to the logits: minus infinity where a query does not look, decay. `turns
+    [2, E, 1, 1, T, c]`, cosines and sines, rotate (1 and 0: not at all). `added [E, 1, T, d]` are sinusoidal encodings.
+    `keep [E, 1, 1, 1]` is 1 with a residual stream, 0 without.
     """
 
     bias: Tensor
-    cos: Tensor | None
-    sin: Tensor | None
+    turns: Tensor | None
     added: Tensor | None
     keep: Tensor
 
@@ -213,13 +212,15 @@ class Switches:
             return torch.stack(list(tensors))[:, None].to(device)
 
         positional = {a.positional for a in architectures}
-        cos = sin = added = None
+        turns = added = None
         if "rope" in positional:
-            cos, sin = (side_by_side(part)[:, None] for part in zip(*map(rotation, architectures), strict=True))
+            turns = torch.stack(
+                [side_by_side(part)[:, None] for part in zip(*map(rotation, architectures), strict=True)]
+            )
         if "sinusoidal" in positional:
             added = side_by_side(sinusoids(a) * (a.positional == "sinusoidal") for a in architectures)
         keep = torch.tensor([float(a.residual) for a in architectures], device=device)[:, None, None, None]
-        return cls(side_by_side(map(logit_bias, architectures))[:, None], cos, sin, added, keep)
+        return cls(side_by_side(map(logit_bias, architectures))[:, None], turns, added, keep)
 
 
 def logit_bias(architecture: Architecture) -> Float[Tensor, "query key"]:
@@ -294,7 +295,7 @@ def block(
     """One block, all positions."""
     a = architecture
     n = normed(a, weights, f"{layer}.attention_norm", x)
-    if a.heads == 1 and switches.cos is None and a.kernel == "inner":
+    if a.heads == 1 and switches.turns is None and a.kernel == "inner":
         asking = (weights[f"{layer}.q"] * a.head_dim**-0.5) @ weights[f"{layer}.k"].mT
         logits = split(a, times(n, asking)) @ split(a, n).mT  # [E, B, H, T, T]
     else:
@@ -320,7 +321,7 @@ def queries_keys_values(
     """Those of a block that reads the stream x, [E, B, H, T, c], keys and values by their own heads; RoPE has acted."""
     n = normed(architecture, weights, f"{layer}.attention_norm", x)
     q, k = (rotated(architecture, switches, n, weights[f"{layer}.{name}"]) for name in "qk")
-    if switches.cos is not None:
+    if switches.turns is not None:
         q, k = (part.unflatten(-1, (-1, 2)).mT.flatten(-2) for part in (q, k))
     return q, k, split(architecture, times(n, weights[f"{layer}.v"]))
 
@@ -332,7 +333,7 @@ def last_block(
     a, layer = architecture, architecture.blocks - 1
     n = normed(a, weights, f"{layer}.attention_norm", x)
     q = rotated(a, switches, n[:, :, -1:], weights[f"{layer}.q"]) * a.head_dim**-0.5  # [E, B, H, 1, c]
-    if switches.cos is None:
+    if switches.turns is None:
         asked = torch.einsum("ebhc,ehdc->ebhd", q[..., 0, :], by_head(a, weights[f"{layer}.k"]))
         logits = asked @ n.transpose(-1, -2)  # [E, B, H, T]
     else:
@@ -420,11 +421,11 @@ def rotated(
     architecture: Architecture, switches: Switches, n: Float[Tensor, "model batch row d"], matrix: Tensor
 ) -> Float[Tensor, "model batch head row c"]:
     """Queries or keys of the last rows. RoPE turns them as complex numbers, so that its planes' two axes are neighbours."""
-    if switches.cos is None or switches.sin is None:
+    if switches.turns is None:
         return split(architecture, times(n, matrix))
     half = architecture.head_dim // 2
     x = split(architecture, times(n, matrix.unflatten(-1, (-1, 2, half)).mT.flatten(-3))).unflatten(-1, (half, 2))
-    cos, sin = (y[..., -n.shape[2] :, :half] for y in (switches.cos, switches.sin))
+    cos, sin = switches.turns[..., -n.shape[2] :, :half]
     if x.dtype.itemsize > 2 and x.device.type in ("cpu", "cuda"):
         return torch.view_as_real(torch.view_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
     first, second = x.unbind(-1)  # other devices, and numbers of 16 bits, lack parts of complex arithmetic

@@ -201,9 +201,8 @@ class Toy(Watched):
         seen: list[Attention] | None = [] if attention else None
         streams = self._streams(embeddings.detach(), edits, seen)
         blocks = tuple(partial(self._block, layer, edits, None) for layer in range(self.spec.blocks))
-        switches = self._at(embeddings.shape[1])
-        cos, sin = switches.cos, switches.sin
-        rotation = None if cos is None or sin is None else (cos[0, 0, 0], sin[0, 0, 0])
+        turns = self._at(embeddings.shape[1]).turns
+        rotation = None if turns is None else (turns[0, 0, 0, 0], turns[1, 0, 0, 0])
         return Trace(tuple(streams), blocks, (rotation,) * self.spec.blocks, tuple(seen or ()))
 
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
@@ -240,7 +239,7 @@ class Toy(Watched):
     def _at(self, length: int) -> Switches:
         """The switches of a prompt that may be shorter than the architecture's."""
         s = self._switches
-        rows = {name: x[..., :length, :] for name in ("cos", "sin", "added") if (x := getattr(s, name)) is not None}
+        rows = {name: x[..., :length, :] for name in ("turns", "added") if (x := getattr(s, name)) is not None}
         return replace(s, bias=s.bias[..., :length, :length], **rows)
 
     def _streams(self, embeddings: Tensor, edits: Sequence[Edit], seen: list[Attention] | None = None) -> list[Tensor]:
