@@ -45,12 +45,10 @@ def model():
 @pytest.mark.parametrize(
     ("before", "after", "named"),
     [
-        ((BOS,), (), {}),
         ((BOS,), (), {"bos_token": EOS}),
         ((BOS, BOS), (), {"bos_token": BOS}),
         ((EOS, BOS), (EOS,), {"bos_token": BOS}),
         ((), (EOS,), {"bos_token": BOS, "eos_token": EOS}),
-        ((), (), {"bos_token": BOS}),
     ],
 )
 def test_prompts_begin_as_the_tokenizer_begins_texts(model, tmp_path, before, after, named):
