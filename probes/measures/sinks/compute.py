@@ -72,7 +72,7 @@ from ...run.store import Store
 from .collectors import TABLE, collectors, named
 from .effect import effects
 from .evict import CACHES, DIMS, KEEP, NUMBERINGS, caches, evictions
-from .roles import BESIDE, LIMITS, PLACES, ROLES, WITHHELD, assigned, best, estimates, strongest
+from .roles import BESIDE, LIMITS, PLACES, ROLES, WITHHELD, assigned, estimates, strongest
 from .sums import MEANS, NORMS, SIZES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
@@ -171,7 +171,8 @@ def sinks(
     means = found | {name: interval.value for name, interval in intervals.items()}
     if not model.spec.post_norm:
         found["has_role"], found["role_sure"] = assigned(intervals)
-    later = effects(model, on, best(means, heads), retry, report, pieces) if heads else {}
+    takes = means["written"] if "written" in means else means["attends"] * means["reads"]
+    later = effects(model, on, strongest(takes, heads), retry, report, pieces) if heads else {}
     later |= evictions(model, tokens, first, last, retry, report, pieces) if first else {}
     report.finish()
 

@@ -138,15 +138,6 @@ def by_threshold(ds: xr.Dataset) -> dict[str, dict[float, int]]:
     }
 
 
-def best(found: Any, n: int | None = None) -> list[tuple[int, int]]:
-    """(layer, head) of the `n` first heads, by what they take from position 0; all, unless told.
-
-    By `written`, or by attends * reads where it is withheld. Unknown is 0.
-    """
-    by = found["written"] if "written" in found else found["attends"] * found["reads"]
-    return strongest(by, n)
-
-
 def strongest(values: Any, n: int | None = None) -> list[tuple[int, int]]:
     """(layer, head) of the `n` largest values; all, unless told. Unknown is 0."""
     values = np.nan_to_num(np.asarray(values, dtype=np.float64))
