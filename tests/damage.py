@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,21 +32,6 @@ def edited(name: str, change: Callable[[bytes], bytes]) -> Spoil:
 def weights_are(change: Callable[[bytes], bytes]) -> Spoil:
     """Other bytes in the place of the weights' file."""
     return edited(WEIGHTS[1], change)
-
-
-def header_is(change: Callable[[dict[str, Any]], object] | str) -> Spoil:
-    """Another JSON header before the same data."""
-
-    def changed(content: bytes) -> bytes:
-        (length,) = struct.unpack("<Q", content[:8])
-        header = change
-        if not isinstance(header, str):
-            fields = json.loads(content[8 : 8 + length])
-            header(fields)
-            header = json.dumps(fields)
-        return struct.pack("<Q", len(header)) + header.encode() + content[8 + length :]
-
-    return weights_are(changed)
 
 
 def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
@@ -105,10 +89,6 @@ def index_is(content: str) -> Spoil:
 def index_names(file: str) -> Spoil:
     """An index in which a tensor is in this file."""
     return index_is(json.dumps({"metadata": {}, "weight_map": {Q: file}}))
-
-
-def link(name: str, to: str) -> Spoil:
-    return lambda here: (here / name).symlink_to(to)
 
 
 def folder(name: str) -> Spoil:

@@ -49,10 +49,7 @@ WORDS = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12"
 READ = f"inspect SMALL --prompt '{WORDS}'"
 
 
-DEEP = "[" * 100_000
 LARGE_IDS = damage.edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
-FAR = "1000000000000"
-DIGITS = "9" * 5000
 UNLOADABLE = "'small' cannot be loaded"
 TEXT = '{"text": "w3 w4"}'
 
@@ -61,10 +58,6 @@ LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
         ("", UNLOADABLE, damage.weights_are(lambda b: b[:-100])),
         ("", "not finite (lm_head.weight)", damage.tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
-        ("", UNLOADABLE, damage.weights_are(lambda b: b[:100])),
-        ("", UNLOADABLE, damage.header_is(DEEP)),
-        ("", UNLOADABLE, damage.header_is(lambda header: header[Q].update(data_offsets=header[LAST]["data_offsets"]))),
-        ("", "holds only model.pt", damage.bomb("model.pt"), damage.without(WEIGHTS[0])),
         ("", UNLOADABLE, damage.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
@@ -72,66 +65,38 @@ LOADED: dict[str, list[Row]] = {
         ("", Q, damage.tensor_is(Q, lambda x: x.to(torch.int8))),
         ("", "model.safetensors.index.json", damage.index_is("{}")),
         ("", "gone.safetensors", damage.index_names("gone.safetensors")),
-        ("", "'../other/a.safetensors'", damage.index_names("../other/a.safetensors")),
-        ("", "'pytorch_model.bin'", damage.bomb("pytorch_model.bin"), damage.index_names("pytorch_model.bin")),
         (
             "",
             "only pytorch_model.bin, which may run code",
             damage.bomb("pytorch_model.bin"),
             damage.without(WEIGHTS[0]),
         ),
-        ("", WEIGHTS[0], damage.without(WEIGHTS[0]), damage.link(WEIGHTS[1], "gone")),
-        ("", WEIGHTS[0], damage.without(WEIGHTS[0]), damage.pipe(WEIGHTS[1])),
         ("", "adapter_config.json", damage.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
     ],
-    READ: [("", Q, damage.tensor_is(Q, lambda x: x[:, :-1].clone()))],
 }
 CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("", "has no config.json", damage.without("config.json")),
         ("", "config.json", damage.file_is("small/config.json", '{"model_type": "lla')),
-        ("", "'loud'", damage.config_has(hidden_act="loud")),
         ("", "hidden_size=65, no multiple", damage.config_has(hidden_size=65, head_dim=None)),
-        ("", "hidden_size=-64", damage.config_has(hidden_size=-64)),
-        ("", f"num_hidden_layers={FAR}", damage.config_has(num_hidden_layers=10**12)),
         ("", "hidden_size=1048576", damage.config_has(hidden_size=2**20)),
         ("", "num_attention_heads=4, which cannot share 3", damage.config_has(num_key_value_heads=3)),
-        ("", "heads of head_dim=1000", damage.config_has(head_dim=1000)),
-        ("", "num_hidden_layers", damage.config_has(num_hidden_layers=1.5)),
         ("", "spiral", damage.config_has(rope_parameters={"rope_type": "spiral"})),
         (
             "",
             "trust_remote_code",
             damage.own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM"),
         ),
-        ("", "own-kind", damage.own_code(AutoModelForCausalLM="own.LlamaForCausalLM")),
-    ],
-    "sinks SMALL": [
-        ("", "config.json", damage.file_is("small/config.json", DEEP)),
-        ("", "config.json", damage.file_is("small/config.json", "[1]")),
-        ("", "model_type", damage.config_has(model_type=None)),
     ],
     "pretrain --config": [
-        ("HERE/c", "HERE/c", damage.pipe("c")),
         ("SMALL/config.json", "hidden_size=-64", damage.config_has(hidden_size=-64, vocab_size=258)),
     ],
 }
-OWN_TOKENIZER = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", null]}}'
 TOKENIZERS: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("", "small has no tokenizer", damage.without("tokenizer.json", "tokenizer_config.json")),
         ("", "id 5000", LARGE_IDS, damage.file_is("text.txt", "w3 " * 99)),
     ],
-    "sinks SMALL": [
-        ("", "small has no tokenizer", damage.file_is("small/tokenizer.json", '{"version"')),
-        (
-            "",
-            "small has no tokenizer",
-            damage.own_code("llama"),
-            damage.file_is("small/tokenizer_config.json", OWN_TOKENIZER),
-        ),
-    ],
-    READ: [("", "small has no tokenizer", damage.file_is("small/tokenizer.json", "[]")), ("", "5000", LARGE_IDS)],
     "inspect SMALL": [
         ("", "no text is given; give one of --prompt, --text, --chat"),
         ("--chat w3", "no chat template"),
@@ -141,52 +106,31 @@ TEXTS: dict[str, list[Row]] = {
     "theory SMALL --text": [
         ("HERE/t", "has 12 tokens (the longest has 3)", damage.file_is("t", "w3 w4 w5")),
         ("HERE/f", "b.txt' is not UTF-8", damage.file_is("f/a.txt", "w3 " * 99), damage.file_is("f/b.txt", b"\xff")),
-        ("HERE/t", "HERE/t'", damage.pipe("t")),
     ],
     "jacobian SMALL --text HERE/t.jsonl": [
-        ("", "line 1", damage.file_is("t.jsonl", DEEP)),
         ("", "line 1", damage.file_is("t.jsonl", '{"text": 7}')),
-        ("", "line 1", damage.file_is("t.jsonl", '{"text": "w3 \\ud800 w4"}\n' * 99)),
     ],
     "inspect SMALL": [
-        ("--text /dev/zero", "'/dev/zero'"),
-        (f"--prompt '{WORDS} \udcff'", "UTF-8"),
         ("--prompt w3 --text TEXT", "both --prompt and --text"),
         ("--ids 3,four", "'3,four'"),
     ],
     "sinks SMALL --dataset": [
-        (
-            "HERE/t.parquet",
-            "t.parquet' cannot be streamed",
-            damage.file_is("t.parquet", b"PAR1" + b"\1" * 80 + b"PAR1"),
-        ),
         ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", TEXT)),
         ("HERE/t.jsonl", "t.jsonl[0]", damage.file_is("t.jsonl", '{"text": null}\n' * 999)),
         ("HERE/t.jsonl --split nope", "nope", damage.file_is("t.jsonl", TEXT)),
         ("nobody/nothing", "nobody/nothing"),
-        ("HERE/t.jsonl", "t.jsonl", damage.pipe("t.jsonl")),
     ],
     "pretrain tiny-llama --text": [
         ("TEXT", "too short to hold out"),
-        ("HERE/t.jsonl", "line 1", damage.file_is("t.jsonl", DEEP)),
     ],
 }
 NAMES: dict[str, list[Row]] = {
     "jacobian": [
         ("/nowhere", "model folder '/nowhere' does not exist"),
-        ("tiny-llama@../tiny-qwen2", "'../tiny-qwen2'"),
-        ("~nobody-of-this-name/model", "'~nobody-of-this-name/model'"),
-        ("'tiny\0llama'", "tiny"),
-        ("'tiny/llama\nHost: x'", "tiny/llama"),
-        ("'tiny/\udcff'", "tiny/"),
         ("SMALL/model.safetensors", "model.safetensors'"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
-    "sinks": [("HERE/loop", "loop", damage.link("loop", "loop"))],
     "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
-    "pretrain": [
-        ("tiny-llama tiny-qwen2", "tiny-qwen2"),
-    ],
 }
 VALUES: dict[str, list[Row]] = {
     "jacobian SMALL": [
@@ -194,16 +138,13 @@ VALUES: dict[str, list[Row]] = {
         ("--initialization smollm2", "published rule (smollm2-135m, smollm2"),
         ("--conditions pretrained --initialization 0.02", "initialization '0.02' has no use without fresh weights"),
         ("--products many", "Invalid value for '--products'"),
-        (f"--products {FAR}", FAR),
         ("--seed -1", "seed=-1"),
-        (f"--seed {2**70}", f"--seed {2**70}"),
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
         ("--dtype float8", "float8"),
     ],
     "theory SMALL": [
         ("--initialization 0", "'uniform 0' has deviation 0"),
         ("--first begin", "first token 'begin' is unknown"),
-        (f"--first {DIGITS}", "'999"),
     ],
     "sinks SMALL": [
         ("--keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
@@ -211,13 +152,10 @@ VALUES: dict[str, list[Row]] = {
         ("--evict 0-4", "evict '0-4' is no list of numbers of keys; give them as in 0,1,4"),
         ("--evict 1 --keep 12", "keep=12 evicts nothing from prompts of 12 positions"),
     ],
-    "trajectory SMALL": [("--starts 1", "starts=1"), (f"--starts {FAR}", FAR)],
+    "trajectory SMALL": [("--starts 1", "starts=1")],
     "leakage SMALL": [
-        (f"--bands 3-{FAR}", f"'3-{FAR}'"),
-        ("--bands ٣-٩", "'٣-٩'"),
         ("--bands 3-40", "band 3-40 does not fit"),
         ("--lags 0", "lags [0]"),
-        (f"--bootstrap {FAR}", f"--bootstrap {FAR}"),
     ],
     "bos-swap SMALL": [
         ("--replace nothing", "replacement 'nothing' is unknown"),
@@ -230,30 +168,23 @@ VALUES: dict[str, list[Row]] = {
     "match SMALL": [("--length -5", "length=-5")],
     "report SMALL": [("--initialization smollm2", "initialization 'smollm2' is no rule")],
     "map": [("--seeds 0", "--seeds")],
-    "toy retrieval": [("--with colour=red", "'colour=red'"), (f"--with steps={DIGITS}", "steps=999")],
+    "toy retrieval": [("--with colour=red", "'colour=red'")],
     "pretrain tiny-llama": [
         ("--steps many", "'--steps': Input should be a valid integer"),
         ("--peak-lr nan", "peak_lr=nan"),
-        (f"--seed {2**40}", f"seed={2**40}"),
         ("--keep-steps 0,x", "keep-steps '0,x'"),
-        ("--keep-steps 2400", "keep_steps=2400"),
         ("--length 257", "length=257"),
     ],
 }
 FOLDERS: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("--out TEXT", "text.txt"),
-        (f"--out HERE/{'x' * 300}", "xxx"),
-        ("--out 'HERE/a\0b'", "HERE/a"),
-        ("--out HERE/loop", "loop", damage.link("loop", "loop")),
-        ("--out /proc/1/results", "/proc/1/results"),
         ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc")),
     ],
     "sinks SMALL": [("", f"sinks.{end}' is a folder", damage.folder(f"out/sinks.{end}")) for end in ("png", "md")],
     "leakage SMALL": [("", "unfinished", damage.file_is("out/unfinished", ""))],
     READ: [("", "inspect.html' is a folder", damage.folder("out/inspect.html"))],
     "map": [("", "map.nc' is a folder", damage.folder("out/map.nc"))],
-    "match SMALL": [("--out /dev/null", "/dev/null")],
     "toy retrieval": [("--out TEXT", "text.txt")],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],
     "compare": [
@@ -275,12 +206,6 @@ FOLDERS: dict[str, list[Row]] = {
             damage.other_result,
             damage.result_of("b"),
         ),
-        (
-            "OUT/other.nc OUT/jacobian/b.nc --out HERE/f.md",
-            "f.md' is a folder",
-            damage.result_of("b"),
-            damage.folder("f.md"),
-        ),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
     "families": [
@@ -289,7 +214,6 @@ FOLDERS: dict[str, list[Row]] = {
     "selftest": [
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
         ("--device gpu", "device 'gpu' cannot be used (Expected one of cpu, cuda"),
-        ("--device meta", "device 'meta' cannot be used"),
         ("--device cpu --out OUT", "selftest.md' is a folder", damage.folder("out/selftest.md")),
     ],
     "report --out": [
@@ -302,9 +226,6 @@ FOLDERS: dict[str, list[Row]] = {
             damage.result_of(),
             damage.edited("out/jacobian/jacobian.nc", lambda b: b[:-200]),
         ),
-        ("OUT", "x.nc' cannot be read", damage.file_is("out/x.nc", "")),
-        ("OUT", "p.nc", damage.pipe("out/p.nc")),
-        ("OUT", "no sensitivity", damage.result_of(model="m", options="{")),
         ("OUT", "both of 'm'", damage.result_of(model="m"), damage.result_of("jacobian-m", model="m")),
     ],
 }
@@ -377,6 +298,6 @@ def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(
     assert shown.err.startswith("headwater: ")
     assert shown.err.count("\n") == 1
     assert "Traceback" not in shown.err
-    assert len(shown.err) < 1000 or len(line) > 1000
+    assert len(shown.err) < 1000
     assert says.replace("HERE", str(here)) in shown.err
     assert listing(here) == before

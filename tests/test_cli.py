@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import families
 import pytest
 from commands import call
 
@@ -120,15 +119,6 @@ def test_pretrain_from_the_command_line(monkeypatch, capsys, tmp_path):
     assert training["options"]["bos"] is False  # the recipe's own policy
     assert training["difference"] == RECIPES["tiny-qwen2"].difference
     assert f"headwater {' '.join(words)}\n" in (out / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def ape(tmp_path_factory):
-    """A folder with a tiny model "ape" and a text for it."""
-    return families.checkpoints(tmp_path_factory.mktemp("models"), ape=("llama", "prepended"))
-
-
-SMALL = "--prompts 2 --length 12 --products 8 --seeds 1 --device cpu"
 
 
 def test_map_from_the_command_line(monkeypatch, capfd, tmp_path):

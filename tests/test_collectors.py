@@ -49,14 +49,3 @@ def test_where_there_is_little_there_are_fewer_and_no_intervals(capsys):
     assert named(three["token_id"], None)[1].tolist() == [["7", "8", "", "", ""]]
     print_table(("token",), [["[/b]␣語"]])  # no markup, and twice as wide as it is long
     assert "[/b]␣語" in capsys.readouterr().out
-
-
-def test_a_table_that_a_terminal_has_no_room_for_goes_on_below(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "36")
-    monkeypatch.setenv("TERM", "dumb")  # no bold letters
-    rows = [["a", "fresh", "1", "2", "3" * 30], ["a", "trained", "4", "5", "6"]]  # two columns tell the rows apart
-    print_table(("model", "kind", "first", "second", "third"), rows)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip(" ─")]
-    assert lines[:3] == [["model", "kind", "first", "second"], ["a", "fresh", "1", "2"], ["a", "trained", "4", "5"]]
-    assert lines[3:] == [["model", "kind", "third"], ["a", "fresh", "3" * 30], ["a", "trained", "6"]]

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import probes
-from probes.cli import options
+from probes.cli.training import Pretraining
 from probes.data.documents import read_documents
 from probes.data.prompts import draw, parse_first
 from probes.errors import InputError
@@ -207,7 +207,7 @@ PARSERS = {
     "first": parse_first,
     "replacement": parse_replacement,
     "of": parse_of,
-    "steps": options.steps,
+    "steps": lambda text: Pretraining(out=Path(), keep_steps=text).values(),
 }
 WORDS = st.one_of(
     ANY_TEXT,

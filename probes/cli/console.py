@@ -141,35 +141,18 @@ def remark(line: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; its lines are never broken.
-
-    In a terminal that is too narrow, columns follow in further tables, each beside those that tell the rows apart. Elsewhere
-    (in a file, a pipe) it is one table of any width.
-    """
+    """Print a table; its lines are never broken."""
     from rich.box import SIMPLE_HEAD
     from rich.cells import cell_len
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
-    widths = [max(map(cell_len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
-    room = shutil.get_terminal_size().columns - 2 if sys.stdout.isatty() else sum(widths)
-    names = next((n for n in range(1, len(columns)) if len({tuple(row[:n]) for row in rows}) == len(rows)), 1)
-    for chosen in _side_by_side(widths, room, names if sum(widths[:names]) < room / 2 else 1):
-        table = Table(*(Column(columns[i], no_wrap=True) for i in chosen), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for row in rows:
-            table.add_row(*(escape(row[i]) for i in chosen))
-        Console(width=sum(widths[i] for i in chosen) + 2).print(table)
-
-
-def _side_by_side(widths: Sequence[int], room: int, names: int) -> list[list[int]]:
-    """Which columns stand in each table: the first `names` in all of them, and as many others as fit, at least one."""
-    found: list[list[int]] = [[*range(names)]]
-    for i, width in enumerate(widths[names:], names):
-        if len(found[-1]) > names and sum(widths[k] for k in found[-1]) + width > room:
-            found.append([*range(names)])
-        found[-1].append(i)
-    return found
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    width = sum(max(map(cell_len, cells)) + 2 for cells in zip(columns, *rows, strict=True))
+    Console(width=width + 2).print(table)
 
 
 def print_report(report: Report) -> None:

@@ -28,9 +28,8 @@ BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
-SHARED = questions()
-COMMANDS = [map_]
-COMMANDS += [inspect, toy, report, compare, export, pretrain, families, selftest]
+SHARED = tuple(questions())
+COMMANDS = [map_, inspect, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
   headwater theory tiny-llama

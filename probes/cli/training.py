@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import typer
+
+from ..errors import InputError
 from ..options import MOST_PRODUCTS, MOST_SEEDS, Options, argument, flag, option
-from . import options as read
 from .command import command
 from .console import given, print_lines, print_table, print_written, progress, remark
-from .options import OneDevice, Out
+
+Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
+OneDevice = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: cuda if there is one.")]
 
 
 @command()
@@ -119,7 +123,17 @@ class Pretraining(Options):
     device: OneDevice = "auto"
 
     def values(self) -> dict[str, Any]:
-        return vars(self) | {"keep_steps": None if self.keep_steps is None else read.steps(self.keep_steps)}
+        """As `toy.pretrain.run` takes them.
+
+        Raises:
+            InputError: steps that are no list of whole numbers.
+        """
+        try:
+            steps = None if self.keep_steps is None else tuple(int(part) for part in self.keep_steps.split(","))
+        except ValueError:
+            said = f"keep-steps '{self.keep_steps}' is not a list of steps"
+            raise InputError(f"{said}; give whole numbers, as in 0,100") from None
+        return vars(self) | {"keep_steps": steps}
 
 
 @command()

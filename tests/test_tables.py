@@ -1,6 +1,4 @@
-"""Reports as they are printed, and numbers as text."""
-
-from __future__ import annotations
+"""Numbers as text, and reports as they are printed."""
 
 import math
 from dataclasses import replace
@@ -11,7 +9,7 @@ from probes.cli.console import print_report
 from probes.results.tables import Report, Table, interval, number, ranges
 
 
-def test_what_is_printed_is_narrow_enough_to_read(capsys):
+def test_a_report_is_printed_with_its_sentences_last(capsys):
     described = "Mean norms, " + "and what they are, " * 20 + "end."
     table = Table("Means", ("model", "mean"), [["ape", "1"]])
     print_report(Report("Sizes", described, [replace(table, title="First"), table], ["ape: one"]))
