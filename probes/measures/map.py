@@ -355,6 +355,7 @@ THEORIES = {
     "config": ("kernel, configuration alone", SKY),
     "cesaro": ("$N^L$, fitted scale", PURPLE),
 }
+ROUNDING = 1e-6  # errors below it are none
 FAINTEST = 0.02  # a window's primacy; what is less is an arrowhead
 
 
@@ -368,7 +369,8 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     _primacy(primacy, ds)
     lines = []
     for name, (label, color) in THEORIES.items():
-        values = [row.cesaro_error if name == "cesaro" else row.error(name) for row in usual]
+        values = np.array([row.cesaro_error if name == "cesaro" else row.error(name) for row in usual])
+        values[values < ROUNDING] = np.nan
         lines.append(Series(label, values, color, x=[row["strength"] for row in usual], marker="o", width=1.2))
     draw(errors, lines, log=True)
     errors.set_ylabel("relative error ($N^L$: of logarithms)")
@@ -402,11 +404,13 @@ def _primacy(cell: Any, ds: xr.Dataset) -> None:
         x, color = [row["strength"] for row in column], to_hex(depth_color(n, len(depths)))
         lines.append(Series("", [row.predicted.primacy for row in column], color, x=x, line=DOTTED, width=1.2))
         lines.append(Series(f"{depth} blocks", [row.shape.primacy for row in column], color, x=x, line=""))
+    models = list(zip(rows(ds, group="model"), CYCLE[1:], strict=False))
+    for row, color in models:
+        lines.append(Series("", [row.shape.primacy], color, x=[row["strength"]], line="", marker="D"))
     draw(cell, lines, log=True)
-    for row, color in zip(rows(ds, group="model"), CYCLE[1:], strict=False):
-        at = (row["strength"], row.shape.primacy)
-        cell.plot(*at, "D", color=color, markersize=4)
-        cell.annotate(row["name"], at, xytext=(-5, -3), textcoords="offset points", ha="right", fontsize=7, color=color)
+    look: Any = {"xytext": (-5, -3), "textcoords": "offset points", "ha": "right", "fontsize": 7}
+    for row, color in models:
+        cell.annotate(row["name"], (row["strength"], row.shape.primacy), color=color, **look)
     cell.axhline(FACTOR, color=GREY, linewidth=0.8)
     cell.set_ylabel("primacy")
 
