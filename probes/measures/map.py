@@ -62,9 +62,6 @@ SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
 WIDTH, LENGTH = 256, 256  # of places where they are not what is moved
 
 
-# -------------------------------------------------------------------------------------------------------------- places
-
-
 @dataclass(frozen=True)
 class Place:
     """One configuration of the map, a Qwen2 (with a window a Mistral) unless `config` says otherwise."""
@@ -171,9 +168,6 @@ def places(*, quick: bool = False) -> list[Place]:
     ]
 
 
-# ---------------------------------------------------------------------------------------------------------- measurement
-
-
 def atlas(
     chosen: Sequence[Place],
     root: Path | None = None,
@@ -264,9 +258,6 @@ def _joined(chosen: Sequence[Place], results: Sequence[xr.Dataset], seeds: int, 
     return dataset(variables, coords=coords, attrs=attrs)
 
 
-# ---------------------------------------------------------------------------------------------------- what a map shows
-
-
 def of_places(value: Callable[[Row], float]) -> Callable[[xr.Dataset], xr.DataArray]:
     """Of a map, a number of each place [place]."""
 
@@ -332,8 +323,6 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         lines.append(f"{name}: {count}; with {usual[0]['blocks']} blocks it is {lost}.")
     return lines
 
-
-# --------------------------------------------------------------------------------------------------------------- chart
 
 CAPTION = (
     "Fresh models, random tokens. Profiles over their middle, smoothed; lines and marks: measured, dotted: second-moment "
