@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from commands import call
 
 import probes
 from probes.cli import main as cli
+from probes.cli.measures import OTHERS
 from probes.errors import InputError
 from probes.measure import measure, questions
 from probes.measures.map import Place
@@ -28,9 +30,8 @@ HEAVY = ("torch", "transformers", "transformer_lens", "datasets", "xarray", "mat
 
 
 def test_answers_that_need_no_library_import_none():
-    commands = [str(command.name) for command in cli.app.registered_commands]
     given = [[], ["--help"], ["--version"], ["pretrain", "--bogus"]]
-    given += [[command, "--help"] for command in commands]
+    given += [[command, "--help"] for command in OTHERS]
     program = f"""
 import sys, probes.cli.main as cli
 for words in {given!r}:
@@ -141,9 +142,8 @@ def defaults(function: Callable[..., Any], *kinds: Any) -> dict[str, Any]:
 
 def agree(command: str, library: dict[str, Any], without: str, **own: Any) -> None:
     """A command has the library's defaults; `without` what no option stands for, and with `own` where it differs."""
-    shown = {
-        name: p.default for name, p in inspect.signature(getattr(cli, command.replace("-", "_"))).parameters.items()
-    }
+    module = import_module(f"probes.cli.{OTHERS[command]}")
+    shown = {name: p.default for name, p in inspect.signature(getattr(module, command)).parameters.items()}
     expected = {name: own.get(name, value) for name, value in library.items() if name not in without.split()}
     assert {name: shown[name] for name in expected} == expected
     assert shown["out"] in (Path("runs") / command, inspect.Parameter.empty)
@@ -161,11 +161,11 @@ def test_defaults_are_those_of_the_library():
         assert {key: offered[key] for key in both} == {key: library[key] for key in both}, name
 
 
-@pytest.mark.parametrize("function", cli.COMMANDS, ids=lambda function: function.__name__)
-def test_help_breaks_lines_where_the_terminal_does(function, monkeypatch, capsys):
+@pytest.mark.parametrize("name", OTHERS)
+def test_help_breaks_lines_where_the_terminal_does(name, monkeypatch, capsys):
     width = 70
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
-    call(monkeypatch, function.__name__.rstrip("_").replace("_", "-"), "--help")
+    call(monkeypatch, name, "--help")
     text = capsys.readouterr().out.partition("Usage:")[2].partition("╭")[0]
     for paragraph in re.split(r"\n\s*\n", text)[1:]:
         for line, following in pairwise(paragraph.strip("\n").splitlines()):

@@ -19,17 +19,13 @@ from ..errors import InputError
 from ..measure import questions
 from ..run import processes
 from .console import given, standing
-from .inspect import inspect
 from .measures import Commands
-from .pages import compare, export, families, report, selftest
-from .training import map_, pretrain, toy
 
 BAD_INPUT = 2  # the exit code of usage errors everywhere
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PATIENCE = 20  # seconds within which the first of several processes reports what is wrong
 # Commands whose prompts several processes can share:
 SHARED = tuple(questions())
-COMMANDS = [map_, inspect, toy, report, compare, export, pretrain, families, selftest]
 EXAMPLES = """Examples:
   headwater jacobian tiny-llama
   headwater theory tiny-llama
@@ -47,8 +43,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for function in COMMANDS:
-    app.command(function.__name__.rstrip("_").replace("_", "-"), epilog=function.epilog)(function)
 
 
 def _print_version(wanted: bool | None) -> None:

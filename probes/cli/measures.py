@@ -1,7 +1,8 @@
-"""A command for every measure of the registry: its options, the loop over models, headlines and answers."""
+"""The commands: one for every measure of the registry, with the loop over models, headlines and answers; and the others."""
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,31 +18,50 @@ from .console import print_lines, print_table, print_written, progress, remark
 if TYPE_CHECKING:
     from ..measure import Measure
 
-
+# The other commands, by the module of this folder that has them.
+OTHERS = {"inspect": "inspect", **dict.fromkeys(("map", "toy", "pretrain"), "training")}
+OTHERS |= dict.fromkeys(("report", "compare", "export", "families", "selftest"), "pages")
 # Measures that train toys, which the registry does not know: by name, what they answer; `toy.NAME` holds them.
 ABOVE = {"match": "What of a model's sense of position do toys of its architecture share?"}
 
 
 class Commands(TyperGroup):
-    """The application's commands, those of measures among them, which are imported when they are called."""
+    """All commands; each is imported when it is called."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        sentences = questions() | ABOVE | {name: _begins(name) for name in OTHERS}
+        self.commands = {name: TyperCommand(name, help=sentence) for name, sentence in sentences.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, those of measures first."""
-        return [*questions(), *ABOVE, *super().list_commands(ctx)]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Of a measure its question alone: what a list of commands shows."""
-        if question := (questions() | ABOVE).get(cmd_name):
-            return TyperCommand(cmd_name, help=question)
-        return super().get_command(ctx, cmd_name)
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """What is called; of a measure the command itself."""
-        if args and args[0] in questions():
-            return args[0], command_of(measure(args[0])), args[1:]
-        if args and args[0] in ABOVE:
-            return args[0], command_of(import_module(f"toy.{args[0]}").MEASURE), args[1:]
+        """What is called, whole."""
+        name, *rest = args
+        if name in OTHERS:
+            module = vars(import_module(f".{OTHERS[name]}", __package__))
+            return name, _alone(name, module.get(name) or module[f"{name}_"]), rest
+        if name in questions():
+            return name, command_of(measure(name)), rest
+        if name in ABOVE:
+            return name, command_of(import_module(f"toy.{name}").MEASURE), rest
         return super().resolve_command(ctx, args)
+
+
+def _begins(name: str) -> str:
+    """The sentence with which a command's docstring begins."""
+    text = Path(__file__).with_name(f"{OTHERS[name]}.py").read_text(encoding="utf-8")
+    (sentence,) = re.findall(rf'^def {name}_?\(.*?^    """(.+?)$', text, re.MULTILINE | re.DOTALL)
+    return sentence
+
+
+def _alone(name: str, function: Any) -> TyperCommand:
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name, epilog=function.epilog)(function)
+    made: Any = typer.main.get_command(alone)
+    return made
 
 
 def command_of(one: Measure) -> TyperCommand:
@@ -57,11 +77,7 @@ def command_of(one: Measure) -> TyperCommand:
     groups = {"target": Target, "options": one.options, "prompts": Prompts, "loading": Loading}
     run.__annotations__ = {name: groups[name] for name in run.__annotations__ if name in groups}
     run.__doc__, run.__name__ = one.options.__doc__, one.name
-    function = command(without=one.without, **{"out": Path(f"runs/{one.name}"), **one.defaults})(run)
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(one.name, epilog=function.epilog)(function)
-    made: Any = typer.main.get_command(alone)
-    return made
+    return _alone(one.name, command(without=one.without, **{"out": Path(f"runs/{one.name}"), **one.defaults})(run))
 
 
 def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: Loading) -> None:
