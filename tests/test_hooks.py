@@ -12,10 +12,12 @@ import pytest
 import torch
 from families import BLOCKS, FAMILIES, VOCABULARY, attention, blocks
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 import probes
 from probes.errors import InputError
 from probes.models.lens import boot
+from probes.models.listening import ATTENTION
 from probes.theory.kernel import second_moment
 
 IDS = torch.randint(3, VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -176,6 +178,29 @@ def test_attention_refuses_what_it_does_not_know_by_name(name):
                 call(seen.embed(IDS))
     same = probes.load(tell(families.model(name), head_mask=None, is_causal=True, output_attentions=True))
     assert torch.equal(logits(same), logits(probes.load(families.model(name))))
+
+
+def _sigmoid(module, query, key, value, mask, **options):
+    raise AssertionError("probes would put softmax in its place")
+
+
+def test_attention_refuses_dropout_what_looks_ahead_and_functions_that_the_user_registered():
+    given = torch.randn(3, 1, 2, 5, 8)
+    attend: Any = AttentionInterface()[ATTENTION]
+    with pytest.raises(InputError, match=r"dropout=0\.1, which probes do not follow"):
+        attend(nn.Identity(), *given, None, dropout=0.1)
+    config: Any = FAMILIES["llama"]()
+    config.is_causal = False  # how transformers makes an encoder of a decoder
+    with pytest.raises(InputError, match="is_causal=False"):
+        logits(probes.load(families.build(config)))
+    model = families.model("llama")
+    AttentionInterface.register("sigmoid", _sigmoid)
+    try:
+        model.set_attn_implementation("sigmoid")
+        with pytest.raises(InputError, match=r"registered function 'sigmoid'.*set_attn_implementation\('sdpa'\)"):
+            probes.load(model)
+    finally:
+        AttentionInterface._global_mapping.pop("sigmoid")  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # ------------------------------------------------------------------------------------------------------ torch.compile

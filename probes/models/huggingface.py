@@ -34,7 +34,7 @@ from .fresh import fresh_model, initialization_of
 from .fused import check_edits
 from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
-from .listening import ATTENTION, Listening, listening
+from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
 from .structure import moved, structure
 from .tokens import first_ids
@@ -85,7 +85,8 @@ class HuggingFaceView(Watched):
         described: the fields of `Described`.
 
     Raises:
-        InputError: the family is not supported, or accelerate's hooks on the model change its weights in place.
+        InputError: the family is not supported, attention is a function that the user registered, or accelerate's hooks on
+            the model change its weights in place.
     """
 
     backend = "transformers"
@@ -114,6 +115,7 @@ class HuggingFaceView(Watched):
 
     def _wrap(self, model: Any) -> None:
         family_of(model.config)
+        refuse_other_attention(model.config)
         self._use(shadow(model))
         self._model.set_attn_implementation(ATTENTION)
         for module in self._model.modules():  # blocks of other models have other configurations

@@ -139,3 +139,16 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 AttentionInterface.register(ATTENTION, _attention_forward)
 AttentionMaskInterface.register(ATTENTION, _no_mask)  # type: ignore[arg-type]
+
+
+def refuse_other_attention(config: Any) -> None:
+    """Raise InputError where a model's attention is a function that is not transformers' own.
+
+    Views compute softmax attention, whatever the model's own function does: the numbers would be another model's.
+    """
+    name, known = getattr(config, "_attn_implementation", None), AttentionInterface()
+    if name in known and name != ATTENTION and not known[name].__module__.startswith("transformers."):
+        raise InputError(
+            f"the model's attention is the registered function '{name}', and probes compute softmax attention; if it is "
+            "that, too, call model.set_attn_implementation('sdpa') first"
+        )
