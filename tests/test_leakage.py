@@ -19,7 +19,7 @@ from probes.measures.attention import normalizers
 from probes.measures.leakage import BOUND, MEASURE, PARTS, SOURCES, leakage, overflow, resolved
 from probes.measures.leakage import forms as FORMS
 from probes.measures.leakage import samples as SAMPLES
-from probes.measures.leakage.compute import CELLS, check, usual_bands
+from probes.measures.leakage.compute import CELLS, usual_bands
 from probes.measures.leakage.forms import resampling
 from probes.measures.leakage.forms import split as split_of
 from probes.measures.leakage.samples import Sampled, halves_of, samples_of
@@ -326,8 +326,6 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
 def test_usual_bands_double():
     assert usual_bands(256, range(1, 9)) == ((9, 31), (32, 63), (64, 127), (128, 255))
     assert usual_bands(33, range(1, 9)) == ((9, 31),)  # a single query has no variance
-    model = load(families.model("llama"))
-    assert check(model, text(4, 64), None, range(1, 9)) == (((9, 31), (32, 63)), tuple(range(1, 9)))
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -337,13 +335,7 @@ def test_usual_bands_double():
         ({"lags": (0, 1)}, "below 1"),
         ({"lags": range(1, 9)}, "window of 8"),
         ({"bands": [(3, 10)]}, "band 3-10"),
-        ({"bands": [(10, 20)]}, "band 10-20"),
-        ({"bands": [(6, 10), (6, 10)]}, "repeat"),
-        ({"bootstrap": -1}, "bootstrap=-1"),
-        ({"seed": 1.5}, "seed=1.5"),
         ({"fresh": 3}, "fresh=3 prompts .* at least 4, or 0"),
-        ({"fresh": 0, "initialization": "0.1"}, "initialization '0.1' has no use"),
-        ({"length": 4}, "4 positions"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, said):
@@ -391,7 +383,6 @@ def constructed(stream: list[float], *, band: str = "9-31") -> xr.Dataset:
         ([0.0, 0.2], "0.2 [0.15, 0.25]", "50% [45%, 55%]", "0.1 [0.05, 0.15]", "50% [45%, 55%] from the residual"),
         ([0.0, -0.18], "within noise [-0.04, 0.06]", "-", "within noise [-0.14, -0.04]", "undecided whether"),
         ([0.06, 0.14], "0.2 [0.15, 0.25]", "-", "0.1 [0.05, 0.15]", "undecided, since block 0"),
-        ([-0.06, 0.26], "0.2 [0.15, 0.25]", "-", "0.1 [0.05, 0.15]", "undecided, since block 0"),
     ],
 )
 def test_shares_of_nothing_are_not_shown(stream, total, shares, component, says):
@@ -416,8 +407,6 @@ def test_a_null_check_that_fails_is_named_unless_position_0_accounts_for_it():
     for end, value in (("", 0.05), ("_low", 0.02), ("_high", 0.08)):
         noisy[f"log_sink_by_block{end}"][:] = value
     assert resolved(noisy, "log", "128-255")
-    noisy["log_sink_by_block_high"][:] = 0.005
-    assert not resolved(noisy, "log", "128-255")
 
 
 def test_a_weight_form_that_no_weight_can_have_is_left_out():
