@@ -26,7 +26,6 @@ from probes.measures.leakage.samples import Sampled, halves_of, samples_of
 from probes.models.load import load
 from probes.models.masks import causal_mask
 from probes.models.view import Attention
-from probes.results.curves import ESTIMATE
 from probes.run.spool import Spool
 
 LAGS = (1, 2, 3)
@@ -280,14 +279,6 @@ def test_heads_may_be_taken_apart(monkeypatch):
         torch.testing.assert_close(values, whole[name], rtol=1e-9, atol=1e-12)
 
 
-def test_noise_cancels_between_the_halves():
-    generator = torch.Generator().manual_seed(3)
-    found = split(made_of(0.5 * torch.randn(8, 60, 20, 20, generator=generator, dtype=torch.float64)))  # 60 draws
-    logits, noise = found["log_form"][1], found["log_noise"][0]
-    assert abs(logits.mean()) < 3 * logits.std() / 60**0.5  # no leakage is found in logits that have none
-    assert noise.mean() > 10 * abs(logits.mean())
-
-
 def test_intervals_hold_the_truth_as_often_as_they_say():
     generator, bias = torch.Generator().manual_seed(5), torch.sin(torch.arange(20).double())
     truth, inside = float(bias[BAND[0] : BAND[1] + 1].var(correction=0)), []
@@ -421,12 +412,11 @@ def test_a_weight_form_that_no_weight_can_have_is_left_out():
 
 
 def test_the_chart_follows_most_blocks():
-    ds = constructed([0.0, 0.2, 0.1, 0.15, 0.2, 0.1, 900.0, 0.1])
-    leaks, shares, parts = MEASURE.chart({"ape": ds}).axes
+    leaks, _, parts = MEASURE.chart({"ape": constructed([0.0, 0.2, 0.1, 0.15, 0.2, 0.1, 900.0, 0.1])}).axes
     for cell in (leaks, parts):
         assert 0.2 < cell.get_ylim()[1] < 1
     ds = constructed([0.0, 0.2, 0.1])
-    leaks, shares, parts = MEASURE.chart({"ape": ds}).axes
+    leaks, shares, _ = MEASURE.chart({"ape": ds}).axes
     total = [line.get_ydata() for line in leaks.lines if line.get_marker() == "o"]
     np.testing.assert_allclose(total, [ds["log_form_by_block"][0, :, 0], ds["steady_stream_by_block"][:, 0]])
     drawn = [float(x) for line in shares.lines if line.get_marker() == "o" for x in line.get_xdata()]
@@ -445,6 +435,6 @@ def test_the_command_measures_and_shows_what_the_library_does(monkeypatch, capsy
         np.testing.assert_array_equal(ds[name], own[name])
     (total, *_) = numbers(MEASURE, ds)
     expected = [own[f"log_form_of_model{end}"].values[0, 0] for end in ("", "_low", "_high")]
-    assert list(total.interval[: len(ESTIMATE)]) == pytest.approx(expected)
+    assert list(total.interval[:3]) == pytest.approx(expected)
     assert total.text in capsys.readouterr().out
     assert total.text in (tmp_path / "leakage.md").read_text()
