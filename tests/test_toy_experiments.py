@@ -15,7 +15,7 @@ from probes.results.dataset import load
 from probes.results.tables import write_report
 from toy.experiments import experiment as frame
 from toy.experiments.experiment import report_of, settings_of
-from toy.experiments.sweep import Measure, Part, each, sweep
+from toy.experiments.sweep import Measure, Part, filled, sweep
 
 REPORTS = Path(__file__).parent.parent / "reports" / "toy"
 LARGEST = 300_000  # bytes of a figure
@@ -35,7 +35,7 @@ def test_a_sweep_puts_what_cells_give_at_their_coordinates():
             "step": (("step",), np.array([1, 10, 100]), {"long_name": "updates"}),
             "unused": [1, 2],
         },
-        Part(("kind", "seed"), measures, each(cells, x=[[1, 2, 3], [4, 5], [6]], n=torch.tensor([7, 8, 9]))),
+        Part(("kind", "seed"), measures, filled(cells, x=[[1, 2, 3], [4, 5], [6]], n=torch.tensor([7, 8, 9]))),
         Part(("kind",), {"limit": Measure("a limit")}, [(("b",), {"limit": 0.1})]),
         attrs={"task": "none"},
     )
@@ -143,25 +143,19 @@ def test_any_part_of_a_result_is_drawn(name, part, tmp_path_factory, tmp_path):
         ("retrieval", {"schedule": "linear"}, "schedule='linear'"),
         ("previous-token", {"grid_contexts": (4, 2)}, "grid_contexts=2 is too few; give at least 3"),
         ("previous-token", {"rate_steps": 10}, "rate_steps=10 are fewer than rate_points=500; give at least as many"),
-        ("position-bias", {"positional": ("alibi",)}, "'alibi' is unknown; give one of none"),
-        ("position-bias", {"depths": (2, 2)}, "depths=2,2; give one or more different values"),
+        ("position-bias", {"depths": (0,)}, "depths=0 is too few"),
         ("position-bias", {"masks": ("window-18",)}, "window=18 does not fit"),
         ("position-bias", {"positional": ("decay",), "masks": ("full",)}, "nothing is left of the grid"),
         ("position-bias", {"tau": 1.0}, "tau=1.0 is no threshold"),
         ("position-bias", {"masks": ("window",)}, "mask 'window' is unknown"),
-        ("position-bias", {"plan": "contrasts", "depths": (6,)}, "nothing is left of the grid"),
+        ("position-bias", {"plan": "some"}, "plan='some' is unknown; give one of product, contrasts"),
         ("rollout", {"prefixes": (18,)}, "prefixes=18 does not fit 17 positions; give at most 17"),
-        ("rollout", {"planes": (32,)}, "planes=32 is no plane of 64 dimensions; give from 0 to 31"),
-        ("rollout", {"scales": (-1.0,)}, "scales=-1.0 is out of range; give finite numbers, 0 or more"),
-        (
-            "rollout",
-            {"trained_cases": ("window 4",)},
-            "'window 4' is unknown; give one of causal, window 2",
-        ),
-        ("exchanges", {"steps": 300}, "steps=300 is too few; give at least 400"),
+        ("rollout", {"planes": (32,)}, "planes=32 is no plane of 64 dimensions; give 0 to 31"),
+        ("rollout", {"turning": 0.0}, "turning=0.0 is not positive; give a number above 0"),
+        ("rollout", {"trained_cases": ("window 4",)}, "'window 4' is unknown; give one of causal, window 2"),
         ("exchanges", {"every": 200}, "points=100 are too many for steps=10000; give at most 50"),
-        ("petroglyph", {"length": 9}, "length=9 is out of range; give from 3 to 8"),
-        ("petroglyph", {"mask": ("window",)}, "mask 'window' is not compared here"),
+        ("petroglyph", {"length": 9}, "length=9 is out of range; give 3 to 8"),
+        ("petroglyph", {"context": 5}, "context=5 is shorter"),
         ("births", {"kinds": ("even-0.36",)}, "kinds=even-0.36 is no initialization; give uniform, branches, flat"),
         ("births", {"steps": 1000}, "checkpoints=1000 is not before steps=1000"),
         ("births", {"pairs": 12}, "pairs=12 do not fit in length=128; give from 2 to 8"),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from toy.experiments import position_bias as module
 from toy.experiments.in_context import CHUNK, accuracies, pair_tests, retrieved
-from toy.experiments.position_bias import training as module
-from toy.experiments.position_bias.training import PAIRS, Case, Settings, cases
+from toy.experiments.position_bias import PAIRS, Case, Settings, cases
 from toy.model import initial
 from toy.tasks import Drawn, InContext
 from toy.train import Run, Trained, logits, train

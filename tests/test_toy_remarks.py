@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from commands import bad_input
-from tiny_runs import changed, claims, made_up, put, questioned, ran, verdicts
+from tiny_runs import changed, claims, made_up, put, questioned, verdicts
 
 from toy.experiments import remarks
 from toy.experiments.copied import evaluated
@@ -110,15 +110,6 @@ def test_lengths_are_about_the_mean_embedding():
 def test_what_cannot_be_is_refused(make, says):
     with bad_input(says):
         make()
-
-
-def test_tiny_run(tmp_path_factory):
-    ds, *_ = ran("remarks", tmp_path_factory)
-    assert ds["relative"].shape == (10, 2, 2)
-    assert ds["share_loss"].shape == ds["even_loss"].shape == ds["length_rank"].shape == (3, 2, 2)
-    # Sequences of equal and of unequal shares are two tests of one model.
-    assert (ds["share_loss"] != ds["even_loss"]).all()
-    assert np.isfinite(ds.to_array()).any()
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,9 @@ from tiny_runs import put, questioned, ran
 from tiny_runs import verdicts as verdicts_of
 
 from probes.results.curves import spearman
-from toy.experiments import experiment
-from toy.experiments.retrieval import training as retrieval
-from toy.experiments.retrieval.curves import PUBLISHED, Kind, ordered, published, roughness, tables
-from toy.experiments.retrieval.training import DIMS, STILL, Settings, bag, limits
-from toy.experiments.rules import Lacks
+from toy.experiments import experiment, retrieval
+from toy.experiments.copied import bag
+from toy.experiments.retrieval import DIMS, PUBLISHED, STILL, Settings, limits, of_targets, ordered, roughness
 from toy.model import initial
 from toy.tasks import Copying
 from toy.view import Toy
@@ -35,8 +33,8 @@ def made_up(change=None, *, settings=None) -> xr.Dataset:
     loss = np.full((3, 2, 2, 2, 3, 10), 2.25)
     loss[..., 9] = 0.0
     loss[0, 1, :, :, :, :9] = 1.9
-    for kind, curve in PUBLISHED.items():
-        loss[kind.layers - 1, (2, 10).index(kind.width), kind.residual, kind.feed_forward] = curve
+    for (layers, width, *parts), curve in PUBLISHED.items():
+        loss[layers - 1, (2, 10).index(width), *parts] = curve
     if change is not None:
         change(loss)
     readers, switch = limits(10, 10), np.array([0, 1], np.int8)
@@ -69,14 +67,11 @@ def test_published_statements_are_not_judged_by_other_attention():
     ds = made_up(settings=Settings(seeds=3, attention="sigmoid"))
     assert set(verdicts(ds).values()) == {None}
     assert {run.architecture.attention for run in Settings(seeds=1, attention="sigmoid").runs()} == {"sigmoid"}
-    with pytest.raises(Lacks):
-        published(ds, Kind(2, 10))
     assert any(verdicts(made_up()).values())
-    assert len(tables(ds)) == len(tables(made_up())) - 2  # without the published curves and fresh profiles
 
 
 def test_tiny_run(tmp_path_factory):
-    ds, report, *_ = ran("retrieval", tmp_path_factory)
+    ds, *_ = ran("retrieval", tmp_path_factory)
     assert ds["loss"].dims == ds["fall"].dims == DIMS
     assert ds["loss"].shape == (2, 1, 2, 1, 2, 3)
     assert list(ds["target"].values) == [9, 0, 4]
@@ -84,7 +79,6 @@ def test_tiny_run(tmp_path_factory):
     assert list(ds["step"].values) == list(range(3, 61, 3))
     assert all(np.isfinite(ds[name]).all() for name in ("loss", "curve", "fall"))
     assert ds["limit"].sel(reader="bag and last").values.tolist() == [0, bag(10, 9), bag(10, 9)]
-    assert report.tables[0].columns[-1] == "k = 4"
     # After 60 steps the last token is under way with a residual stream, and the first is not.
     loss = ds["loss"].sel(layers=1, residual=1).squeeze()
     assert (loss.sel(target=9) < loss.sel(target=0) - 0.05).all()
@@ -129,12 +123,13 @@ def test_targets_are_held_against_the_weights_they_were_trained_from():
             squares += of[:, 0].square().sum((0, 2)) / (10 * 16)
         np.testing.assert_allclose(retrieval.fresh_profile(kind, seed), squares.sqrt(), rtol=1e-4)
         ds["loss"][..., seed, :] = -squares.sqrt().numpy() if seed else -np.arange(10.0)
-    told = ordered(ds)
-    assert [row[:3] for row in told] == [["2", "10", "residual, feed-forward"], ["2 or more", "all", "all"]]
-    assert told[0][3:] == told[1][3:]
     by_profile = [spearman(-ds["loss"][0, 0, 0, 0, n].values, retrieval.fresh_profile(kind, n)) for n in range(3)]
     assert by_profile[1:] == [1, 1]
-    assert told[0][3].startswith(f"{np.mean(by_profile):.2f} [")
+    found = ordered(ds).squeeze()
+    np.testing.assert_allclose(found.sel(by="profile of fresh weights"), by_profile)
+    assert float(found.sel(by="nearness to the end", seed=0)) == pytest.approx(1)
+    in_deep = retrieval.in_deep(ds).sel(by="profile of fresh weights")
+    assert float(in_deep.sel(estimate="value")) == pytest.approx(np.mean(by_profile))
 
 
 def test_published_setting_is_the_whole_grid():
@@ -148,13 +143,16 @@ def test_all_statements_hold_where_the_published_curves_are_reproduced():
     found = verdicts(ds)
     assert {name for name, holds in found.items() if holds is not True} == OPEN
     assert len(found) == 27
-    *_, trained, _, against = tables(ds)
-    kinds = dict(zip(PUBLISHED, against.rows, strict=True))
-    assert {row[3] for row in kinds.values()} == {"0.000"}
-    rough = [row[-3:] for row in kinds.values()]
-    assert all(published == own == shared for published, own, shared in rough), rough
-    assert [kinds[kind][-1] for kind in (Kind(3, 10), Kind(3, 10, 1, 1))] == ["0.08", "0.71"]
-    assert trained.rows[0][3:] == ["20 of 30", "-0.10 (-0.10 to -0.10)", "20,000", "-"]
+    near, inside = (of_targets(ds, how).stack(kind=retrieval.KIND).dropna("kind") for how in ("near", "inside"))
+    assert near.size == len(PUBLISHED)
+    assert (near == 10).all()
+    assert (inside == 10).all()
+    shared = roughness(ds["loss"], shared=True).sel(layers=3, width=10, feed_forward=[0, 1], residual=[0, 1])
+    np.testing.assert_allclose(shared, roughness(ds["loss"].sel(shared.drop_vars("seed").coords)))  # all seeds alike
+    np.testing.assert_allclose(shared[..., 0].values[[0, 1], [0, 1]], [0.08, 0.71], atol=0.005)
+    again, still, gained = (of.of(ds).isel(layers=0, width=0) for of in retrieval.HEADLINES[2:5])
+    np.testing.assert_array_equal([again[0, 0], still[0, 0]], [[0, 10, 10], [0, 0, 0]])
+    np.testing.assert_allclose(gained, -0.1)
 
 
 every = slice(None)
@@ -194,19 +192,15 @@ def test_what_seeds_share_of_a_curves_roughness():
     peak = np.array([0, 0, 0, 0, 0, 1, 0, 0, 0, 0.0])
     scatter = rng.normal(0, 0.5, (200, 10))
     for loss, own, shared in ((peak + 0 * scatter, 4 / 6, 4 / 6), (scatter, 0.5 * np.sqrt(12 / np.pi), 0)):
-        rough = roughness(xr.DataArray(loss, axes, ("seed", "target")))
-        assert rough.own.mean() == pytest.approx(own, rel=0.05)  # 1,200 second differences: a standard error of 2 %
-        assert rough.shared.mean() == pytest.approx(shared, abs=0.15)
+        losses = xr.DataArray(loss, axes, ("seed", "target"))
+        rough = roughness(losses)
+        assert rough.mean() == pytest.approx(own, rel=0.05)  # 1,200 second differences: a standard error of 2 %
+        assert roughness(losses, shared=True).mean() == pytest.approx(shared, abs=0.15)
 
 
 def test_what_a_result_lacks_is_not_judged():
-    # A part of the targets can refute a curve but not confirm it.
-    name = "depth-1-width-2-before-last"
-    assert verdicts(made_up().sel(target=[0, 4]))[name] is None
-    assert verdicts(made_up(put(0, 0, 0, 0, every, 4, to=2.25)).sel(target=[0, 4]))[name] is False
+    assert (
+        verdicts(made_up().sel(target=[0, 4]))["depth-1-width-2-before-last"] is None
+    )  # a part cannot confirm a curve
     # Other tasks have no published curves.
-    ds = made_up(settings=Settings(vocabulary=20, seeds=3))
-    with pytest.raises(Lacks):
-        published(ds, Kind(2, 10))
-    found = verdicts(ds)
-    assert found["depth-2-width-2-last"] is None
+    assert verdicts(made_up(settings=Settings(vocabulary=20, seeds=3)))["depth-2-width-2-last"] is None

@@ -11,12 +11,9 @@ from tiny_runs import TINY, claims
 
 import probes
 from probes.claims.claim import Claim
-from toy.experiments import experiment, sinks
-from toy.experiments.in_context import patterns
-from toy.experiments.learnt import DIMS
-from toy.experiments.position_bias.training import Case, architecture_of, run_of
-from toy.experiments.sinks import looked_at, metrics, uniform_sink
-from toy.experiments.sinks_claims import kinds, masks_of, tables
+from toy.experiments import experiment, in_context
+from toy.experiments.in_context import architecture_of, looked_at, metrics, patterns, uniform_sink
+from toy.experiments.position_bias import DIMS, Case, run_of
 from toy.model import Switches, block, embedded, initial
 from toy.train import stacked, train
 from toy.view import Toy
@@ -51,7 +48,7 @@ def test_metric_of_vectors_is_that_of_the_probe(mask, residual, monkeypatch):
     np.testing.assert_allclose(alpha, probe["alpha"].sel(head=0), atol=1e-6)  # float32
     assert over.max() > 0.15
     assert over.std() > 0.02
-    monkeypatch.setitem(sinks.CHUNK, "cpu", 1)  # sequences one by one
+    monkeypatch.setitem(in_context.CHUNK, "cpu", 1)  # sequences one by one
     for one, other in zip(metrics(*passed(a, weights), inputs, 0.2), (over, alpha), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
 
@@ -111,15 +108,9 @@ def test_a_tiny_run(tiny):
     np.testing.assert_allclose(pattern.sum("key"), 1, rtol=1e-5)
     assert (pattern.sel(query=10, key=[5, 11, 16]) == 0).all()
     assert ds["pattern"].sel(seed=1).isnull().all()
-    assert which in kinds(ds)
-    assert set(masks_of(ds, which)) == {*ds["mask"].values}
-    assert set(masks_of(ds, which | {"residual": "on"})) == {"causal"}
     figures = ("sinks", "sinks-text-2-residual", "sinks-text-4")
     drawn = {file.stem for file in tiny.files if file.suffix == ".png" and "sinks" in file.name}
     assert drawn == {f"position-bias-{name}" for name in figures}
-    (table,) = tables(ds)
-    assert len(table.rows) == int(unbiased.any("seed").sum())
-    assert [row[5] for row in table.rows if row[3:5] == ["none", "on"]] == ["causal"]
 
 
 def test_numbers_of_a_run_are_those_of_its_models(tiny):
@@ -190,9 +181,6 @@ def test_toys_that_do_not_retrieve_are_not_judged(tiny):
     ds["novel_accuracy"].loc[{"mask": "causal"}] = 0.5
     found = of_sinks(ds)
     assert [c.verdict for c in found] == ["not trained"] * 2 + ["holds"] * 3
-    assert found[0].measured.startswith("1 of 1 settings have not learnt after 6 steps")
-    ds["novel_accuracy"].loc[{"mask": ["window-5", "window-9"]}] = 0.5
-    assert of_sinks(ds)[2].measured.count("0.500 [0.500, 0.500]") == 2
     ds["novel_accuracy"].loc[{"mask": ["window-5", "window-9"]}] = 0.9
     ds["over_tau"].loc[{"mask": "window-5", "seed": 0, "key": 3}] = 0.9
     assert of_sinks(ds)[2].verdict == "undecided"
@@ -210,4 +198,4 @@ def test_what_was_not_run_is_not_judged(tiny):
     # Toys with a residual stream are judged where the others have not learnt.
     ds = made_up(tiny, as_published, ("causal",))
     both = xr.concat([ds.where(ds["seed"] < 0), ds], "residual").assign_coords(residual=["off", "on"])
-    assert of_sinks(both)[0].measured.startswith("with residual stream: causal: 0.200")
+    assert of_sinks(both)[0].measured.startswith("with residual stream: causal: +0.150")

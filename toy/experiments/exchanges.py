@@ -34,7 +34,6 @@ from scipy.ndimage import median_filter
 from probes.charts import BLUE, GREY, VERMILLION, Series, curves, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.claims.rules import Told, below
 from probes.errors import InputError
 from probes.measure import Headline
 from probes.results.tables import Table
@@ -47,7 +46,7 @@ from .copied import TEST_BLOCK, picked, spikes
 from .experiment import Work
 from .in_context import stacked_on
 from .previous_token import SCHEDULES, SWITCH, WEIGHTS
-from .reading import OVER_RUNS, courses, each, judge, learnt, over, setting, state, tables_of, under
+from .reading import OVER_RUNS, changes, courses, judge, learnt, over, setting, state, tables_of, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
 TABLES = ("embedding", "unembedding")
@@ -333,7 +332,7 @@ def _exchange(cell: Axes, ds: xr.Dataset) -> None:
 liu: Any = Source("[Liu-4]", "liu4-exchanges")
 TASK = "In the previous-token task (V = 100, C = 4, width 2)"
 CONSTANT = {"learning_rate": FAST, "schedule": "constant"}
-BOTH = ", with and without residual stream"
+BOTH = f"{OVER_RUNS}, with and without residual stream"
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
@@ -350,24 +349,16 @@ for _suffix, _kind, _words, _table in (
 ):
     _at, _circle = CONSTANT | {"table": _table}, "circle" if _suffix else "circle-of-embeddings"
     _ours = f"{BOTH}; the threshold is ours"
-    state(liu, _circle, f"{TASK} the {_words} lie on a circle.", RADIUS, under(ROUND), _at, more=_ours, kind=_kind)
+    state(liu, _circle, f"{TASK} the {_words} lie on a circle.", RADIUS, under(ROUND), _at, by=_ours, kind=_kind)
     _move = f"{TASK} {_words} change places at learning rate 0.1."
-    state(liu, f"change-places{_suffix}", _move, RATE, over(0), _at, more=BOTH, kind=_kind)
-state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", SPIKED, over(0), CONSTANT, more=BOTH)
+    state(liu, f"change-places{_suffix}", _move, RATE, over(0), _at, by=BOTH, kind=_kind)
+state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", SPIKED, over(0), CONSTANT, by=BOTH)
 
 
-def decay_lowers(ds: xr.Dataset, of: Headline) -> Told:
-    """With a rate that falls, less than with a constant one, seed by seed."""
-    values = of.of(ds).sel(table="unembedding", learning_rate=FAST)
-    return each(values.sel(schedule="cosine") - values.sel(schedule="constant"), below, 0)
-
-
+_rates = [{"schedule": _schedule} for _schedule in ("constant", "cosine")]
+_at = {"table": "unembedding", "learning_rate": FAST}
 for _name, _of, _words in (
     ("decay-fewer-exchanges", RATE, "keeps tokens from changing places"),
     ("decay-more-even", GAPS, "lets tokens come to even distances on their circle"),
 ):
-    _rule = (
-        f"{_of.name}, in the unembedding, with a learning rate of 0.1 that falls to 0, less that at a constant 0.1, "
-    )
-    _rule += f"is below 0, seed by seed, {OVER_RUNS}{BOTH}"
-    liu(_name, "", f"{TASK} learning rate decay {_words}.", rule=_rule, of=_of)(decay_lowers)
+    changes(liu, _name, f"{TASK} learning rate decay {_words}.", _of, *_rates, under(0), _at)

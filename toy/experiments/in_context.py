@@ -1,40 +1,86 @@
-"""How models of in-context retrieval are tested: what they answer, and where their last position looks."""
+"""How models of in-context retrieval are tested: what they answer, where their last position looks, their sinks.
+
+Sinks [Wu, K.4]: models that were trained on unbiased data read unbiased sequences of their own classes. The metric of a key
+is the share of the queries that see it which give it a weight above tau, as `over_tau` of `probes.sinks`; the sink is its
+mean over blocks. `alpha` [Gu] beside it is the mean weight over the queries at and after the key. What the metric says
+without any sink: query i spreads evenly over i + 1 keys, so that with 17 positions and tau = 0.2 four queries (0 to 3) count
+for key 0, three for key 1, two for key 2. `uniform_sink` is that number under a mask, `fresh` the metric of the same models
+before training. In a window of 5 even weights are 0.2 themselves: whether they count is decided by noise, which `fresh`
+shows.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from probes.errors import InputError
 from probes.run.precision import precise
 
 from ..model import (
     Architecture,
+    Mask,
     Switches,
     Weights,
     embedded,
     forward,
+    initial,
     joined,
+    logit_bias,
     queries_keys_values,
     shared,
     weighed,
     written,
 )
-from ..tasks import Drawn, World
-from ..train import Run, stacked
+from ..tasks import Drawn, InContext, World
+from ..train import Run, Trained, stacked
 
 # Numbers in a stream of a test pass: what fits the cache of a CPU, or a device's memory.
 CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
+DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
+ITEMS = 8
 PARTS = ("item", "label")  # of what stands in the context, in their order
 
 Model = tuple[Architecture, Mapping[str, Tensor]]  # its weights without model dimension
+
+
+def switches_of(mask: str) -> dict[str, Any]:
+    """The fields of `Architecture` that a mask's name stands for: causal, full, window-N or prefix-N.
+
+    Raises:
+        InputError: no such mask.
+    """
+    kind, _, number = mask.partition("-")
+    numbered = kind in ("window", "prefix")
+    if kind not in get_args(Mask) or numbered != number.isdecimal() or (number and not numbered):
+        raise InputError(f"mask '{mask}' is unknown; give causal, full, window-N or prefix-N")
+    return {"mask": kind} | ({kind: int(number)} if numbered else {})
+
+
+def architecture_of(depth: int, mask: str, positional: Any, residual: str, width: int) -> Architecture:
+    """The transformer of [Wu, section 5]: one head, no output projection, a ReLU head on the last position."""
+    return Architecture(
+        blocks=depth,
+        width=width,
+        length=2 * ITEMS + 1,
+        vocabulary=None,
+        outputs=InContext.labels,
+        positional=positional,
+        decay=DECAY if positional == "decay" else None,
+        residual=residual == "on",
+        output_projection=False,
+        head="mlp",
+        **switches_of(mask),
+    )
 
 
 class Retrieved(NamedTuple):
@@ -91,6 +137,55 @@ def patterns(architecture: Architecture, weights: Weights, switches: Switches, i
         yield pattern
         if layer + 1 < a.blocks:
             x = written(a, weights, switches, layer, x, joined(pattern @ v))
+
+
+def looked_at(model: Trained, n: int, tau: float, device: torch.device) -> dict[str, np.ndarray]:
+    """`over_tau`, `alpha [layer, key]` and `fresh [key]` of a model on n sequences; `pattern [layer, query, key]` of seed 0.
+
+    The sequences are unbiased and the same for all models of one world.
+    """
+    run = model.run
+    task: Any = replace(run.task, batch=n)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    inputs = task.draw(task.world(run.seed, device), generator_of(device, "sinks", run.seed), 1).inputs[0]
+    look, before = (
+        (run.architecture, stacked_on([weights], device), Switches.of([run.architecture], device))
+        for weights in (model.weights, initial(run.architecture, run.seed))
+    )
+    over, alpha = metrics(*look, inputs, tau)
+    values = {"over_tau": over, "alpha": alpha, "fresh": metrics(*before, inputs, tau)[0].mean(0)}
+    if run.seed == 0:
+        values["pattern"] = np.stack([a[0, 0, 0].cpu().numpy() for a in patterns(*look, inputs[None, :1])])
+    return values
+
+
+def metrics(
+    architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor, tau: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of one model (E = 1) on sequences [B, T(, d)]: the fraction of queries over tau, and alpha.
+
+    Each is [layer, key], the mean over sequences and heads.
+    """
+    a = architecture
+    seen = torch.isfinite(logit_bias(a)).to(inputs.device)  # [query, key]
+    later = torch.ones_like(seen).tril()  # alpha counts the queries from the key on, whether or not they see it
+    place = precise(inputs.device)
+    over, weight = (torch.zeros(a.blocks, a.length, dtype=torch.float64, device=place) for _ in range(2))
+    each = max(1, CHUNK[inputs.device.type] // (a.length * (a.width + a.heads * a.length)))
+    with torch.no_grad():
+        for some in inputs.split(each):
+            for layer, pattern in enumerate(patterns(a, weights, switches, some[None])):
+                over[layer] += (pattern > tau).sum((0, 1, 2, 3)).to(place)
+                weight[layer] += (pattern * later).sum((0, 1, 2, 3)).to(place)
+    many = len(inputs) * a.heads
+    over, weight = (x / (many * of.sum(0).to(place)) for x, of in ((over, seen), (weight, later)))
+    return over.cpu().numpy(), weight.cpu().numpy()
+
+
+def uniform_sink(architecture: Architecture, tau: float) -> np.ndarray:
+    """The metric [key] of queries that spread evenly over the keys they see."""
+    seen = torch.isfinite(logit_bias(architecture)).double()
+    over = (seen / seen.sum(1, keepdim=True) > tau).sum(0)
+    return (over / seen.sum(0)).numpy()
 
 
 def generator_of(device: torch.device, *what: str | int) -> torch.Generator:

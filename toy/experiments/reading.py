@@ -23,25 +23,40 @@ from matplotlib.axes import Axes
 from probes.charts import CYCLE, Series, curves
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.claims.rules import LISTED, SURE, Lacks, Test, Told, above, below, every, near, range_told, told
+from probes.claims.rules import (
+    LISTED,
+    SURE,
+    Lacks,
+    Test,
+    Told,
+    above,
+    below,
+    between,
+    every,
+    near,
+    nothing,
+    range_told,
+    told,
+)
 from probes.headlines import array_of
 from probes.headlines import places as names_of
 from probes.measure import Headline
 from probes.results.gate import TRAINED
 from probes.results.statistics import Interval, between_runs, over_runs
-from probes.results.tables import Table
+from probes.results.tables import Table, interval
 
 OVER_RUNS = "by the 95 % interval over runs"
 WELCH = "by the 95 % interval of Welch's t over runs"
+LONG = 24  # rows of a table
 LOGARITHM = " of its logarithm"
 TINY = float(np.finfo(np.float64).tiny)
 Part = TypeVar("Part", xr.Dataset, xr.DataArray)
 Known = TypeVar("Known")
 
 
-def setting(ds: xr.Dataset, name: str) -> Any:
+def setting(ds: xr.Dataset, name: str, default: Any = None) -> Any:
     """A setting that a result was made with."""
-    return json.loads(ds.attrs["settings"])[name]
+    return json.loads(ds.attrs["settings"]).get(name, default)
 
 
 def known(find: Callable[..., Known], *of: Any) -> Known | None:
@@ -93,10 +108,18 @@ def learnt(ds: xr.Dataset, accuracy: xr.DataArray) -> xr.Dataset:
 def means(values: xr.DataArray) -> dict[str, Interval]:
     """Means over runs by place, in words, of values [..., seed]; places without any run are left out.
 
+    Of values [..., estimate] their own intervals; of others, which are exact, intervals without width.
+
     Raises:
         Lacks: there is no run at all.
     """
-    return _by_place(over_runs, values)
+    if "seed" in values.dims and "estimate" not in values.dims:
+        return _by_place(over_runs, values)
+    ends = values.transpose("estimate", ...) if "estimate" in values.dims else values.expand_dims(estimate=3)
+    intervals = [Interval(*of) for of in ends.values.reshape(3, -1).T]
+    found = {name: of for name, of in zip(names_of(ends[0]), intervals, strict=True) if np.isfinite(of.value)}
+    need(found)
+    return found
 
 
 def _by_place(estimate: Callable[..., Interval], *groups: xr.DataArray) -> dict[str, Interval]:
@@ -127,7 +150,9 @@ def tell(found: Mapping[str, Interval], test: Callable[..., Test], *than: float,
         form = look.get("form", ".3g")
         ends = [look.get("change", float)(interval.value) for interval in found.values()]
         return f"means {range_told(ends, form)} at {len(found)} places", every(tests)
-    return "; ".join(f"{name} {told(interval, **look)}".strip() for name, interval in found.items()), every(tests)
+    bare = {"low": np.nan, "high": np.nan}  # of what has no width
+    shown = {name: of if of.low < of.high else of._replace(**bare) for name, of in found.items()}
+    return "; ".join(f"{name} {told(of, **look)}".strip() for name, of in shown.items()), every(tests)
 
 
 def together(parts: Mapping[str, Told], of: Callable[[list[Any]], Test] = every) -> Told:
@@ -171,15 +196,25 @@ def around(value: float) -> Bound:
     return Bound(f"lies within a quarter of {value:g}", near, (float(value),))
 
 
+def within(margin: float) -> Bound:
+    """The whole interval lies so near to 0."""
+    return Bound(f"lies within {margin:g} of 0", between, (-margin, margin))
+
+
+def no_more(margin: float) -> Bound:
+    """It is nothing, by two one-sided tests."""
+    return Bound(f"lies within {margin:g} of 0 with its 90 % interval", nothing, (float(margin),))
+
+
 def state(
     source: Source,
     name: str,
     claim: str,
-    headline: Headline,
+    headline: Headline | Sequence[Headline],
     bound: Bound,
     at: Mapping[str, Any] | None = None,
     *,
-    more: str = "",
+    by: str = OVER_RUNS,
     **fields: Any,
 ) -> None:
     """State that a headline's means over runs lie on this side of a bound, at every place.
@@ -188,19 +223,41 @@ def state(
         source: that says it; `fields` are those of its statement.
         name: the statement's id behind the source's prefix.
         claim: one sentence that can be read alone.
-        headline: what decides.
+        headline: what decides; of several, all have to.
         bound: where it has to lie, a ratio's not in logarithms.
         at: the places, if not all.
-        more: of the rule, at its end.
+        by: what decides, at the end of the rule.
     """
-    where = f" ({_words(at)})" if at else ""
-    rule = f"{headline.name}{where} {bound.words}, {OVER_RUNS}{LOGARITHM * headline.ratio}{more}"
-    than = tuple(map(math.log, bound.than)) if headline.ratio else bound.than
+    several = [headline] if isinstance(headline, Headline) else headline
+    names = ", and ".join(of.name for of in several)
+    rule = f"{names}{_where(at)} {bound.words}, {by}{LOGARITHM * several[0].ratio}"
 
     def judged(ds: xr.Dataset) -> Told:
-        return each(of_runs(headline, ds, at), bound.test, *than, **_look(headline))
+        parts = {of.name: _judged(of, of_runs(of, ds, at), bound) for of in several}
+        return together(parts) if len(parts) > 1 else parts[names]
 
     source(name, fields.pop("where", ""), claim, rule=rule, **fields)(judged)
+
+
+def changes(
+    source: Source,
+    name: str,
+    claim: str,
+    headline: Headline,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    bound: Bound,
+    at: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> None:
+    """State on which side of a bound a headline's change from place to place lies, run by run; arguments as in `state`."""
+    rule = f"{headline.name}{_where(at)} at {_words(after)} less that at {_words(before)}, run by run, {bound.words}, "
+
+    def judged(ds: xr.Dataset) -> Told:
+        first, second = (of_runs(headline, ds, {**(at or {}), **place}) for place in (before, after))
+        return _judged(headline, second - first, bound)
+
+    source(name, fields.pop("where", ""), claim, rule=rule + OVER_RUNS, **fields)(judged)
 
 
 def rises(
@@ -208,28 +265,32 @@ def rises(
     name: str,
     claim: str,
     headline: Headline,
-    along: str,
-    values: Sequence[Any],
+    along: Sequence[Mapping[str, Any]],
     at: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> None:
     """State that a headline grows from each of these places to the next, of other runs; arguments as in `state`."""
-    steps = list(pairwise(values))
-    where = f" ({_words(at)})" if at else ""
-    course = " to ".join(map(str, values))
-    rule = f"{headline.name}{where} rises with {_words({along: course})}, from each to the next, {WELCH}"
+    steps = {f"from {_words(less)} to {_words(more)}": (less, more) for less, more in pairwise(along)}
+    rule = f"{headline.name}{_where(at)} rises {', '.join(steps)}, {WELCH}{LOGARITHM * headline.ratio}"
 
     def judged(ds: xr.Dataset) -> Told:
-        sides = [[of_runs(headline, ds, {**(at or {}), along: value}) for value in step] for step in steps]
-        of_steps = [versus(more, less, above, 0, **_look(headline)) for less, more in sides]
-        return together({f"from {less} to {more}": told for (less, more), told in zip(steps, of_steps, strict=True)})
+        sides = {step: [of_runs(headline, ds, {**(at or {}), **of}) for of in pair] for step, pair in steps.items()}
+        return together({step: versus(y, x, above, 0, **_look(headline)) for step, (x, y) in sides.items()})
 
-    rule += LOGARITHM * headline.ratio
     source(name, fields.pop("where", ""), claim, rule=rule, **fields)(judged)
+
+
+def _judged(headline: Headline, values: xr.DataArray, bound: Bound) -> Told:
+    than = tuple(map(math.log, bound.than)) if headline.ratio else bound.than
+    return each(values, bound.test, *than, **_look(headline))
 
 
 def _words(at: Mapping[str, Any]) -> str:
     return ", ".join(f"{dim.replace('_', ' ')} {value}" for dim, value in at.items())
+
+
+def _where(at: Mapping[str, Any] | None) -> str:
+    return f" ({_words(at)})" if at else ""
 
 
 def of_runs(headline: Headline, ds: xr.Dataset, at: Mapping[str, Any] | None = None) -> xr.DataArray:
@@ -246,25 +307,36 @@ def _look(headline: Headline) -> dict[str, Any]:
 
 
 def tables_of(headlines: Iterable[Headline], ds: xr.Dataset) -> list[Table]:
-    """A table for every set of places that headlines have: medians over seeds with their range."""
-    groups: dict[tuple[str, ...], dict[Headline, xr.DataArray]] = {}
+    """A table for every set of places that headlines have: medians over seeds with their range, or intervals [estimate].
+
+    A long table of one headline has its last dimension across.
+    """
+    groups: dict[tuple[str, ...], dict[str, tuple[xr.DataArray, str]]] = {}
     for headline in headlines:
         values = array_of(headline, ds)
         if values is not None:
-            groups.setdefault(tuple(str(dim) for dim in values.dims if dim != "seed"), {})[headline] = values
-    found = []
-    for dims, group in groups.items():
+            dims = tuple(str(dim) for dim in values.dims if dim not in ("seed", "estimate"))
+            groups.setdefault(dims, {})[headline.name] = values, headline.form
+    tables = []
+    for dims, columns in groups.items():
+        title = f"Median over seeds (range){', by ' * bool(dims)}{', '.join(dims)}".replace("_", " ")
+        first, form = next(iter(columns.values()))
+        if len(columns) == 1 and math.prod(first.sizes[dim] for dim in dims) > LONG:
+            *dims, across = dims
+            title = f"{title}: {next(iter(columns))}"
+            columns = {label(across, value): (of, form) for (value,), of in places(first, across)}
         rows = []
-        first, *_ = group.values()
         for labels in product(*(first[dim].values.tolist() for dim in dims)):
-            here = {headline: of.sel(dict(zip(dims, labels, strict=True))) for headline, of in group.items()}
-            if any(np.isfinite(of).any() for of in here.values()):
-                cells = [range_told(of.values.ravel(), headline.form) for headline, of in here.items()]
-                rows.append([*(x if isinstance(x, str) else f"{x:g}" for x in labels), *cells])
-        heads = [dim.replace("_", " ") for dim in dims]
-        title = f"Median over seeds (range){', by ' * bool(dims)}{', '.join(heads)}"
-        found.append(Table(title, (*heads, *(headline.name for headline in group)), rows))
-    return found
+            at = dict(zip(dims, labels, strict=True))
+            here = [(of.sel(at), form) for of, form in columns.values()]
+            if any(np.isfinite(of).any() for of, _ in here):
+                rows.append([*(x if isinstance(x, str) else f"{x:g}" for x in labels), *(_cell(*of) for of in here)])
+        tables.append(Table(title, (*(dim.replace("_", " ") for dim in dims), *columns), rows))
+    return tables
+
+
+def _cell(values: xr.DataArray, form: str) -> str:
+    return interval(*values.values, form=form) if "estimate" in values.dims else range_told(values.values.ravel(), form)
 
 
 def label(dim: str, value: Any) -> str:

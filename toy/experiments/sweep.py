@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from probes.errors import InputError
 from probes.results.dataset import dataset
-
-from ..checks import at_least
 
 
 class Measure(NamedTuple):
@@ -77,26 +74,7 @@ def filled(cells: Iterable[Sequence[Any]], **arrays: Any) -> Cells:
         yield cell, {name: array[n] for name, array in arrays.items()}
 
 
-each = filled
-
-
 def axes(settings: Any, *names: str) -> dict[str, Any]:
     """The axes of a grid that are fields of the settings, switches as 0 and 1; those of "seed" are numbered."""
     values = {name: list(range(settings.seeds) if name == "seed" else getattr(settings, name)) for name in names}
     return {name: np.array(x, np.int8) if isinstance(x[0], bool) else x for name, x in values.items()}
-
-
-def each_at_least(settings: Any, least: int, *names: str) -> None:
-    """Raise InputError where one of these fields is less, or an entry of one that is a list."""
-    for name in names:
-        value = getattr(settings, name)
-        for one in value if isinstance(value, tuple) else (value,):
-            at_least(name, one, least)
-
-
-def each_distinct(settings: Any, *names: str) -> None:
-    """Raise InputError where one of these lists is empty or repeats a value."""
-    for name in names:
-        values = getattr(settings, name)
-        if not values or len(set(values)) != len(values):
-            raise InputError(f"{name}={','.join(map(str, values)) or 'nothing'}; give one or more different values")

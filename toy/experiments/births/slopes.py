@@ -1,10 +1,16 @@
-"""What a result of births says: trained ends of the profile regressed on initial ones, by least squares of logarithms."""
+"""What a result of births says: trained ends of the profile regressed on initial ones, by least squares of logarithms.
+
+Runs of one kind start from nearly the same profile: a slope is told from what is between kinds, and with few kinds a
+covariate can stand for it. So the tables have the slope's variance inflation, 1 / (1 - R^2) of the initial profile on the
+covariates, and slopes over the means of kinds, whose intervals hold for other kinds of initialization. Only branches-* and
+flat-* tell the profile apart from sigma.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,21 +27,22 @@ from probes.charts import CYCLE, GREY, INK, Series, curves, depth_color, level, 
 from probes.claims.claim import Claim
 from probes.claims.evidence import TOYS
 from probes.claims.ledger import Source
-from probes.claims.rules import Test, above, nothing, told
-from probes.results.statistics import INTERVAL, Interval, over_runs
-from probes.results.tables import Table, interval, number
+from probes.claims.rules import Test, Told, above, nothing, told
+from probes.measure import Headline
+from probes.results.curves import ESTIMATE
+from probes.results.statistics import INTERVAL, Interval
+from probes.results.tables import Table, number
 from probes.results.ushape import middle_of, numbers
 
-from ..rules import Judged, by_parts, decided, judged, need, over_told, places
+from ..reading import judge, need, over, state, tables_of
 from .training import ENDS
 
-MATRICES = ("embedding", "q", "k", "v", "o", "gate", "up", "down")  # RoPE: no learned positions
-MARGIN = 0.1  # of a slope that counts as none
 COVARIATES: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "log sigma": ("log sigma",),
     "log sigma, loss": ("log sigma", "loss"),
 }
+MARGIN = 0.1  # of a slope that counts as none
 BEHIND = "primacy behind 0"  # position 0 holds BOS, the other positions text
 SHOWN = (*ENDS, BEHIND)
 MEASURED = {"loss": "loss, nat", "sink_rate": "sink rate", "sink_weight": "weight on 0", "gain": "recall gain, nat"}
@@ -92,59 +99,45 @@ def regressed(ds: xr.Dataset, end: str, point: int, covariates: tuple[str, ...] 
     return fitted(*np.hstack([one.mean(1, keepdims=True) if kinds else one for one in by_kind if one.size]))
 
 
-def tables(ds: xr.Dataset) -> list[Table]:
-    """Each kind before and after training; slopes; checkpoint by checkpoint.
+def slopes(ds: xr.Dataset, *, inflation: bool = False) -> xr.DataArray:
+    """Slopes at the last step [end, unit, covariates, estimate], or their variance inflation."""
+    ds, coords = with_behind(ds), {"end": list(SHOWN), "unit": ["runs", "kinds"], "covariates": list(COVARIATES)}
+    fits = [
+        regressed(ds, end, -1, COVARIATES[by], kinds=unit == "kinds") for end, unit, by in product(*coords.values())
+    ]
+    values = np.array([[fit.inflation, *fit.slope[:3]] for fit in fits]).reshape(*map(len, coords.values()), 4)
+    found = xr.DataArray(values, coords, (*coords, "estimate"))
+    return found[..., 0] if inflation else found[..., 1:].assign_coords(estimate=list(ESTIMATE))
 
-    Runs of one kind start from nearly the same profile: a slope is told from what is between kinds, and with few kinds a
-    covariate can stand for it. So the tables have the slope's variance inflation, 1 / (1 - R^2) of the initial profile on
-    the covariates, and slopes over the means of kinds, whose intervals hold for other kinds of initialization.
-    """
+
+def memory(ds: xr.Dataset) -> xr.DataArray:
+    """Slopes over runs without covariates, by checkpoint [step, end, estimate]."""
     ds = with_behind(ds)
-    names = [str(kind) for kind in ds["kind"].values]
-    rows, course = [], []
-    for kind in names:
-        of = ds.sel(kind=kind)
-        ends = [over_told(np.log(of[end].isel(step=at)), ".3g", math.exp) for end in SHOWN for at in (0, -1)]
-        rows.append([kind, *ends, *(over_told(of[x].isel(step=-1), ".3g") for x in MEASURED if x != "sink_weight")])
-    for (kind, step), of in places(ds, "kind", "step"):
-        ends = [number(math.exp(np.log(of[end]).mean())) for end in SHOWN]
-        course.append([kind, str(step), *ends, *(number(of[name].mean()) for name in MEASURED)])
-    memory = [
-        [str(int(step)), *(told(regressed(ds, end, n).slope) for end in SHOWN)]
-        for n, step in enumerate(ds["step"].values)
-        if n
-    ]
-    slopes = [
-        [end, "kinds" if kinds else "runs", name, *_cells(regressed(ds, end, -1, covariates, kinds=kinds))]
-        for end, kinds, (name, covariates) in product(SHOWN, (False, True), COVARIATES.items())
-    ]
-    deviations = [
-        [kind, *(number(x) for x in ds["deviation"].sel(kind=kind, matrix=list(MATRICES)).values)] for kind in names
-    ]
-    columns = tuple(f"{end} {when}" for end in SHOWN for when in ("at initialization", "trained"))
-    last = tuple(words for name, words in MEASURED.items() if name != "sink_weight")
-    what = ("end", "unit", "covariates", "slope [95 %]", "90 % interval", "variance inflation", "number")
-    return [
-        Table("Kinds of initialization: means over runs, geometric ones of the ends", ("kind", *columns, *last), rows),
-        Table(
-            "Slopes of logarithms, trained on initial; only branches-* and flat-* tell the profile apart from sigma",
-            what,
-            slopes,
-        ),
-        Table("The memory of initialization: slopes over runs, no covariates", ("step", *SHOWN), memory),
-        Table(
-            "Checkpoint by checkpoint: means over runs, geometric ones of the ends",
-            ("kind", "step", *SHOWN, *MEASURED.values()),
-            course,
-        ),
-        Table("Deviations of fresh weights (the unembedding is the embedding)", ("kind", *MATRICES), deviations),
-    ]
+    values = [[regressed(ds, end, n).slope[:3] for end in SHOWN] for n in range(1, ds.sizes["step"])]
+    coords = {"step": ds["step"].values[1:], "end": list(SHOWN), "estimate": list(ESTIMATE)}
+    return xr.DataArray(np.reshape(values, [*map(len, coords.values())]), coords, tuple(coords))
 
 
-def _cells(fit: Fit) -> list[str]:
-    low, high = fit.slope.at(0.9)
-    ends = "-" if np.isnan(low) else f"[{number(low)}, {number(high)}]"
-    return [interval(*fit.slope[:3]), ends, number(fit.inflation), str(fit.units)]
+def of_flat(ds: xr.Dataset, end: str) -> xr.DataArray:
+    """An end at the last step, of kinds of flat initialization."""
+    flat = [str(kind) for kind in ds["kind"].values if str(kind).startswith("flat")]
+    need(flat)
+    return with_behind(ds)[end].isel(step=-1, drop=True).sel(kind=flat)
+
+
+HEADLINES = (
+    *(Headline(end, lambda ds, end=end: with_behind(ds)[end]) for end in SHOWN),
+    *(Headline(words, lambda ds, name=name: ds[name]) for name, words in MEASURED.items()),
+    Headline("slope of logarithms, trained on initial", slopes),
+    Headline("its variance inflation", partial(slopes, inflation=True)),
+    Headline("memory of initialization: slope over runs", memory),
+    Headline("standard deviation of fresh weights", lambda ds: ds["deviation"]),
+)
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """Each kind at every checkpoint; slopes; deviations of fresh weights."""
+    return tables_of(HEADLINES, ds)
 
 
 CAPTION = (
@@ -154,7 +147,6 @@ CAPTION = (
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
     """Trained ends of the profile against initial ones, and the slope at every checkpoint; profiles by checkpoint."""
-    ds = with_behind(ds)
     colors = dict(zip(map(str, ds["kind"].values), CYCLE * len(ds["kind"]), strict=False))
     figure, cells = sheet(2, 2, caption=CAPTION)
     for (left, right), end in zip(cells, ENDS, strict=True):
@@ -166,8 +158,7 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
         curves(left, dots, log=True)
         left.set(xlabel=f"{end} at initialization", ylabel=f"{end}, trained")
         _plain(left)
-        slopes = [regressed(ds, end, n).slope for n in range(1, ds.sizes["step"])]
-        value, low, high = np.array([slope[:3] for slope in slopes]).T
+        value, low, high = memory(ds).sel(end=end).transpose("estimate", "step").values
         curves(right, [Series("", value, low=low, high=high, x=ds["step"].values[1:], line="")])
         right.axhspan(-MARGIN, MARGIN, color=GREY, alpha=0.25, linewidth=0)
         level(right, 1.0, "as at initialization")
@@ -220,16 +211,14 @@ SLOPE = (
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """The statements, for both ends, and for the first without position 0."""
-    return judged(births, with_behind(ds))
+    return judge(births, ds)
 
 
-def follows(ds: xr.Dataset, end: str) -> Judged:
+def follows(ds: xr.Dataset, end: str) -> Told:
     """The end of trained profiles follows from that at initialization."""
-    fit = regressed(ds, end, -1, COVARIATES["log sigma, loss"])
+    fit = regressed(with_behind(ds), end, -1, COVARIATES["log sigma, loss"])
     need(np.isfinite(fit.slope.value))
-    plain, kinds = regressed(ds, end, -1), regressed(ds, end, -1, kinds=True)
-    words = f"{told(fit.slope)} (variance inflation {number(fit.inflation)}); without covariates {told(plain.slope)}"
-    return decided(f"{words}, over {kinds.units} kinds {told(kinds.slope)}", _remembered(fit.slope))
+    return f"{told(fit.slope)} (variance inflation {number(fit.inflation)})", _remembered(fit.slope)
 
 
 def _remembered(slope: Interval) -> Test:
@@ -237,20 +226,10 @@ def _remembered(slope: Interval) -> Test:
     return lambda level: "does not hold" if nothing(slope, MARGIN)(level) == "holds" else above(slope, 0)(level)
 
 
-def from_flat(ds: xr.Dataset, end: str) -> Judged:
-    """Models of a flat initialization have the end after training, each kind of them."""
-    flat = [str(kind) for kind in ds["kind"].values if str(kind).startswith("flat")]
-    need(flat)
-    logs = {kind: np.log(ds[end].isel(step=-1).sel(kind=kind).values) for kind in flat}
-    need(np.isfinite(list(logs.values())).any())
-    return by_parts([(f"{kind}: {over_told(x, change=math.exp)}", above(over_runs(x), 0)) for kind, x in logs.items()])
-
-
 for _end in SHOWN:
-    _name, _follows = _end.replace(" ", "-"), f"follows from the {_end} that they were initialized with."
-    births(f"follows-{_name}", "", f"The {_end} of trained {MODELS} {_follows}", rule=SLOPE.format(end=_end), end=_end)(
-        follows
-    )
+    _name = _end.replace(" ", "-")
+    _claim = f"The {_end} of trained {MODELS} follows from the {_end} that they were initialized with."
+    births(f"follows-{_name}", "", _claim, rule=SLOPE.format(end=_end), end=_end)(follows)
     _claim = f"Training gives {MODELS} that start from a flat profile one with {_end}."
-    _rule = f"{_end} at the last step is above 1: by the 95 % interval over runs of its logarithm"
-    births(f"from-flat-{_name}", "", _claim, rule=_rule, end=_end)(from_flat)
+    _flat = Headline(f"{_end} at the last step of flat kinds", partial(of_flat, end=_end), ratio=True)
+    state(births, f"from-flat-{_name}", _claim, _flat, over(1))

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,11 +33,13 @@ from probes.results.ushape import SHORTEST, numbers
 from probes.run.files import write_json
 from probes.theory.kernel import second_moment
 
+from ...checks import at_least
 from ...corpus import Windows, find_text, hold_out, pack
 from ...pretrain import Options, pretrain
 from ...recipes import CONTEXT, Recipe, recipe_config
+from .. import settings
 from ..experiment import Work
-from ..sweep import Measure, Part, each_at_least, each_distinct, sweep
+from ..sweep import Measure, Part, sweep
 
 PROFILES = ("uniform", "branches", "flat")
 ENDS = ("primacy", "recency")
@@ -72,9 +74,10 @@ def strength(kind: str) -> float:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(settings.Settings):
     """What is trained and measured; no source gives a setting. Context and steps are what two CPU cores train in hours."""
 
+    LEAST: ClassVar = {"seeds": 0, "checkpoints": 0, "length": 2 * SHORTEST}
     kinds: tuple[str, ...] = ("uniform-0.05", "uniform-0.36", "uniform-1", "uniform-2", "branches-0.36", "flat-0.36")
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 2400
@@ -93,11 +96,8 @@ class Settings:
     contexts: int = 20
 
     def __post_init__(self) -> None:
-        each_distinct(self, "kinds", "seeds", "checkpoints")
-        each_at_least(self, 1, "steps", "batch", "warmup", "width", "blocks", "prompts", "products", "contexts")
-        each_at_least(self, 0, "seeds", "checkpoints")
-        each_at_least(self, 2 * SHORTEST, "length")
-        each_at_least(self, self.length, "vocabulary")
+        super().__post_init__()
+        at_least("vocabulary", self.vocabulary, self.length)
         for kind in self.kinds:
             strength(kind)
         if max(self.checkpoints) >= self.steps:
@@ -174,15 +174,8 @@ def kernel(config: Any, rule: Initialization, length: int) -> Float[np.ndarray, 
     return typical(np.stack([second_moment(model, tokens, **how)["sensitivity"].values for model in models]))
 
 
-def measure(settings: Settings, work: Work) -> xr.Dataset:
-    """Train what is not there yet and measure it.
-
-    Returns:
-        Over `kind` and `seed`: `elasticity [step, position]`, the geometric mean over prompts; `primacy`, `recency`, `loss`,
-        `sink_rate`, `sink_weight`, `gain` with its interval, `exact`, all [step]. Over `kind`: `strength`, `deviation
-        [matrix]`, `kernel [position]`, theory's profile at initialization.
-    """
-    s = settings
+def measure(s: Settings, work: Work) -> xr.Dataset:
+    """Train what is not there yet and measure it; elasticities are geometric means over prompts."""
     rules = {kind: rule_of(kind, s) for kind in s.kinds}
     coords: dict[str, Any] = {
         "kind": list(s.kinds),

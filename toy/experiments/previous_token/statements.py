@@ -32,6 +32,7 @@ from probes.results.tables import Table
 
 from ..copied import bag
 from ..reading import (
+    OVER_RUNS,
     TINY,
     around,
     courses,
@@ -290,7 +291,7 @@ for _name, _positional, _text in (
     _where = MAIN | {"positional": _positional}
     state(liu, _name, f"{_text} {_level} {SMALL}.", END, around(ENDS[_positional]), _where, published=_level)
 _claim = f"{TASK} V (C-2)/(C-1) = 20 bounds the perplexity that can be had without positions (V = 30, C = 4)."
-state(liu, "bound", _claim, BLIND, over(20), published="20", more=", at every width")
+state(liu, "bound", _claim, BLIND, over(20), published="20", by=f"{OVER_RUNS}, at every width")
 _claim = (
     f"{TASK} (C = 4) the position asked for, p_-1, is negative along the separation direction s, and p_0, p_-2, p_-3 are "
     "positive (up to s -> -s)."
@@ -327,19 +328,19 @@ for _name, _less, _more, _text in (
     ("fast-at-30", 3, 0, "learning rate 0.1 does better than 0.01 at V = 30"),
     ("fast-at-100", 4, 5, "learning rate 0.1 does worse than 0.01 at V = 100"),
 ):
-    _two = [PUBLISHED[n].name for n in (_less, _more)]
-    rises(liu, _name, f"{TASK} {_text}.", CELLS, "cell", _two, {"batch": 128} | MAIN)
+    _two = [{"cell": PUBLISHED[n].name} for n in (_less, _more)]
+    rises(liu, _name, f"{TASK} {_text}.", CELLS, _two, {"batch": 128} | MAIN)
 for _width in WIDTHS:
     for _name, _dim, _symbol, _values in (
         ("larger-vocabulary", "vocabulary", "V", (10, 30, 100)),
         ("longer-context", "context", "C", (4, 10)),
     ):
         _text = f"{TASK} {RELATIVE} grows with {_symbol} at width {_width}."
-        rises(liu, f"{_name}-width-{_width}", _text, SIZE, _dim, _values, {"width": _width})
+        rises(liu, f"{_name}-width-{_width}", _text, SIZE, [{_dim: size} for size in _values], {"width": _width})
 _claim = f"{TASK} {RELATIVE} is smaller at width 10 than at width 2, whatever V and C."
-rises(liu, "width-helps", _claim, SIZE, "width", WIDTHS[::-1])
+rises(liu, "width-helps", _claim, SIZE, [{"width": 10}, {"width": 2}])
 _claim = f"{TASK} at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)."
 _fast = {"rate_vocabulary": 100, "learning_rate": 0.1, "schedule": "constant"}
 state(liu, "spike", _claim, SPIKES, over(0), _fast, published="near step 6,000")
 _claim = f"Any fixed offset other than the {TASK[7:]}'s is learned as well (C = 4)."
-state(liu, "offsets", _claim, OFFSETS, around(1), {"offset_context": 4}, more=", at every offset")
+state(liu, "offsets", _claim, OFFSETS, around(1), {"offset_context": 4}, by=f"{OVER_RUNS}, at every offset")

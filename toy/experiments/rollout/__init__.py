@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -40,17 +40,18 @@ from torch import Tensor
 from probes.errors import InputError
 from probes.theory.rollout import Bounds, decay_bounds, rope_bounds, turned_bounds
 
-from ...checks import one_of
+from ...checks import above_zero, one_of
 from ...model import THETA, Architecture, AttentionSwitch, initial
 from ...tasks import Copying
 from ...train import Run, seed_of
 from ...view import Toy
+from .. import settings
 from ..experiment import Work
-from ..sweep import Cells, Measure, Part, each, each_at_least, sweep
+from ..sweep import Cells, Measure, Part, filled, sweep
 from .bounds import SUMMED, beyond_first, check, decays_hold, directions, look_at, path_peaks
 from .chart import charts as charts
 from .statements import claims as claims
-from .tables import tables as tables
+from .statements import tables as tables
 
 INPUT_BLOCK, DIRECTION_BLOCK = -2, -3  # of data: no step of training draws them
 LOGIT_SD = 1 / 3  # of fresh toys reading inputs of unit size: entries of W_Q and W_K have variance 1 / (3 d)
@@ -64,14 +65,25 @@ def cases(s: Settings) -> dict[str, Switches]:
         **{f"window {w}": {"mask": "window", "window": w} for w in s.windows},
         **{f"prefix {k}": {"mask": "prefix", "prefix": k} for k in s.prefixes},
         **{f"decay {m:g}": {"positional": "decay", "decay": m} for m in s.decays},
-        **({"rope": {"positional": "rope"}} if s.rope else {}),
+        "rope": {"positional": "rope"},
     }
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(settings.Settings):
     """Sizes; the theorems have none of their own. Standard deviations and `turning` are in nats."""
 
+    LEAST: ClassVar = {
+        **dict.fromkeys(("scales", "peak_scales", "noises", "decays", "peak_decays", "planes"), 0),
+        "windows": 2,
+        "length": 3,
+        "peak_length": 3,
+        "target": -math.inf,
+    }
+    CHOICES: ClassVar = {
+        "turned": ("slow aligned", "all aligned", "slow random", "all random"),
+        "others": ("sigmoid", "relu"),
+    }
     length: int = 17  # that of [Wu]'s toys
     layers: int = 24  # of fresh toys: a window of 3 crosses the text three times
     width: int = 32
@@ -81,7 +93,6 @@ class Settings:
     windows: tuple[int, ...] = (2, 3, 5, 9, 13)
     prefixes: tuple[int, ...] = (1, 2, 4, 6)
     decays: tuple[float, ...] = (0.1, 0.2231, 1.0)  # -ln 0.8 is that of [Wu]'s toys
-    rope: bool = True
     trained_blocks: tuple[int, ...] = (2, 4)
     trained_cases: tuple[str, ...] = ("causal", "window 5", "prefix 2", "decay 0.2231", "rope")
     trained_width: int = 16
@@ -102,30 +113,15 @@ class Settings:
     others: tuple[str, ...] = ("sigmoid", "relu")  # in place of softmax
 
     def __post_init__(self) -> None:
-        each_at_least(self, 1, "seeds", "sequences", "layers", "peak_layers", "trained_steps", "batch")
-        each_at_least(self, 1, "prefixes", "trained_blocks")
-        each_at_least(self, 2, "windows")
-        each_at_least(self, 3, "length", "peak_length")
+        super().__post_init__()
         for name in ("windows", "prefixes"):
-            for value in getattr(self, name):
-                if value > self.length:
-                    raise InputError(f"{name}={value} does not fit {self.length} positions; give at most {self.length}")
-        for plane in self.planes:
-            if not 0 <= plane < (most := self.peak_width // 2):
-                raise InputError(
-                    f"planes={plane} is no plane of {self.peak_width} dimensions; give from 0 to {most - 1}"
-                )
-        for name in ("scales", "peak_scales", "noises", "decays", "peak_decays"):
-            for value in getattr(self, name):
-                if not 0 <= value < math.inf:
-                    raise InputError(f"{name}={value} is out of range; give finite numbers, 0 or more")
-        if not 0 < self.turning < math.inf:
-            raise InputError(f"turning={self.turning} is out of range; give a number above 0")
-        known = {"turned": Settings.turned, "others": Settings.others}
-        known |= {"trained_cases": tuple(cases(self))} if self.trained_blocks else {}
-        for name, values in known.items():
-            for value in getattr(self, name):
-                one_of(name, value, values)
+            if (largest := max(getattr(self, name))) > self.length:
+                raise InputError(f"{name}={largest} does not fit {self.length} positions; give at most {self.length}")
+        if (largest := max(self.planes)) >= (most := self.peak_width // 2):
+            raise InputError(f"planes={largest} is no plane of {self.peak_width} dimensions; give 0 to {most - 1}")
+        above_zero("turning", self.turning)
+        for name in self.trained_cases:
+            one_of("trained_cases", name, tuple(cases(self)))
 
 
 QUICK = Settings(
@@ -144,14 +140,13 @@ QUICK = Settings(
 )
 
 
-def measure(settings: Settings, work: Work) -> xr.Dataset:
+def measure(s: Settings, work: Work) -> xr.Dataset:
     """Roll out everything; the variables' own names say what they mean."""
-    s = settings
     coords: dict[str, Any] = {
         "case": list(cases(s)),
         "source": [*map(_fresh_source, s.scales), *map(_trained_source, s.trained_blocks)],
         "seed": list(range(s.seeds)),
-        "layer": list(range(max(s.layers, *s.trained_blocks, 1))),
+        "layer": list(range(max(s.layers, *s.trained_blocks))),
         "key": list(range(s.length)),
         "peak_layer": list(range(s.peak_layers)),
         "distance": list(range(s.peak_length)),
@@ -211,9 +206,8 @@ def _limits(s: Settings, work: Work) -> Part:
         "checked": Measure("chances compared with their bound", dtype=np.int64),
         "decay_violations": Measure("entries beyond 4.4's and 4.5's bounds", dtype=np.int64),
         "decay_checked": Measure("entries compared with 4.4's and 4.5's bounds", dtype=np.int64),
+        "loss": Measure("training loss of trained toys, last 100 steps", "nat"),
     }
-    if s.trained_blocks:
-        measures["loss"] = Measure("training loss of trained toys, last 100 steps", "nat")
 
     def found() -> Cells:
         trained = _trained(s, work)
@@ -235,8 +229,7 @@ def _limits(s: Settings, work: Work) -> Part:
                 walk = _with_decay(toy, inputs, switches["decay"], s.length)
                 beyond, compared, _ = decays_hold(look, products, walk.lost, walk.bounds)
             values = {"last": products[:, :, -1].mean(0), "decay_violations": beyond, "decay_checked": compared}
-            values |= limit._asdict() | ({"loss": loss} if s.trained_blocks else {})
-            yield (case, source, seed), values
+            yield (case, source, seed), values | limit._asdict() | {"loss": loss}
 
     return Part(("case", "source", "seed"), measures, found())
 
@@ -322,7 +315,7 @@ def _paths(s: Settings, name: str, axis: str, lost: Mapping[float, np.ndarray]) 
     text = "distance at which products of decays, not normalized, are largest"
     measures = {f"{name}_paths": Measure(text, "token", ("peak_layer",), np.int64)}
     peaks = [path_peaks(by_distance, s.peak_layers) for by_distance in lost.values()]
-    return Part((axis,), measures, each([(value,) for value in lost], **{f"{name}_paths": peaks}))
+    return Part((axis,), measures, filled([(value,) for value in lost], **{f"{name}_paths": peaks}))
 
 
 def _others(s: Settings, work: Work) -> Part:
@@ -398,7 +391,7 @@ def _trained(s: Settings, work: Work) -> dict[tuple[str, str, int], tuple[Toy, T
         for name, seed in chosen:
             architecture = Architecture(blocks=blocks, residual=False, **sizes, **cases(s)[name])
             runs[name, seed] = Run(architecture, task, seed=seed, learning_rate=s.learning_rate)
-        trained = work.train(f"blocks {blocks}", list(runs.values()), s.trained_steps) if runs else []
+        trained = work.train(f"blocks {blocks}", list(runs.values()), s.trained_steps)
         for (name, seed), model in zip(runs, trained, strict=True):
             toy = Toy(model.run.architecture, {key: tensor.double() for key, tensor in model.weights.items()})
             generator = torch.Generator().manual_seed(seed_of(seed, INPUT_BLOCK))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
@@ -26,9 +28,9 @@ from probes.charts import (
 )
 from probes.theory.rollout import centers, visible
 
-from ..rules import places, ranged
+from ..reading import courses
 from .bounds import SUMMED
-from .tables import crossing, decay_stars, even_beyond, fresh, learnt, peaks, rope_stars
+from .statements import crossing, decay_stars, even_beyond, fresh, learnt, peaks, rope_stars
 
 LEAST = 1e-6  # of the axes of masses: what is left below says the same
 TITLE = "Rollouts of attention against the theorems' bounds and peaks"
@@ -40,86 +42,65 @@ CAPTION = (
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
     """Theorems 4.1, 4.2, 4.5 and 4.7 on fresh toys with the smallest logits or noise, and the graphs of the masks."""
-    ds = learnt(ds)
     rows = [
         Panel("mass beyond the first token, causal mask", _masses, height=2.7),
         Panel("mass beyond the first token, windows", _windows, height=2.7),
         Panel("distance of the peak under decay", _decay_peaks, height=2.7),
         Panel("distance of the peak with RoPE", _rope_peaks, height=2.7),
     ]
-    there = ["outside" in ds and bool(fresh(ds))] * 2 + ["decay_curve" in ds, "rope_curve" in ds]
-    main = panels({TITLE: ds}, [row for row, known in zip(rows, there, strict=True) if known], CAPTION)
-    return {"": main, "-masks": _graphs()}
+    return {"": panels({TITLE: learnt(ds)}, rows, CAPTION), "-masks": _graphs()}
 
 
-def _median(ds: xr.Dataset, name: str, **where: str) -> np.ndarray:
-    """Median over seeds by layer."""
-    return ds[name].sel(where).median("seed").values
-
-
-def _mass_axis(cell: Axes, layers: int) -> None:
-    cell.set(ylim=(LEAST, 2), xlabel="layers", xlim=(0, layers))
+def _line(cell: Axes, values: xr.DataArray, name: str, color: str, **look: Any) -> None:
+    """The median over seeds, by the number of layers."""
+    values = values.median("seed") if "seed" in values.dims else values
+    curves(cell, [Series(name, values, color, x=values["layer"] + 1, **look)], log=True, decades=None)
+    cell.set(ylim=(LEAST, 2), xlabel="layers", xlim=(0, None))
 
 
 def _masses(cell: Axes, ds: xr.Dataset) -> None:
     """Causal toys by the size of their logits, and attention whose rows do not sum to 1."""
-    x = np.arange(1, ds.sizes["layer"] + 1)
-    least = fresh(ds)[0]
-    series = [
-        Series("bound", _median(ds, "outside_bound", case="causal", source=least), BLUE, x=x, line=DASHED, width=1.0)
-    ]
-    for source, color in zip(fresh(ds), CYCLE, strict=False):
-        series.append(Series(source, _median(ds, "outside", case="causal", source=source), color, x=x))
-    if "beyond" in ds and "sigmoid" in ds["attention"].values:
-        even = even_beyond(ds)
-        series.append(
-            Series(
-                "sigmoid", _median(ds, "beyond", attention="sigmoid", source=least), ORANGE, x=x, width=3.0, alpha=0.6
-            )
-        )
-        series.append(Series("equal weights", even, GREY, x=x[: len(even)], line=DOTTED))
-        summed = _median(ds, "beyond", attention=f"sigmoid{SUMMED}", source=least)
-        series.append(Series(f"sigmoid{SUMMED}", summed, ORANGE, x=x, line=DASHED))
-    curves(cell, series, log=True, decades=None)
-    _mass_axis(cell, len(x))
+    of = fresh(ds)
+    causal = of.sel(case="causal") if "causal" in of["case"].values else of.isel(case=0)
+    _line(cell, causal["outside_bound"].isel(source=0), "bound", BLUE, line=DASHED, width=1.0)
+    for source, color in zip(of["source"].values, CYCLE, strict=False):
+        _line(cell, causal["outside"].sel(source=source), str(source), color)
+    if "sigmoid" in of["attention"].values:
+        _line(cell, of["beyond"].sel(attention="sigmoid").isel(source=0), "sigmoid", ORANGE, width=3.0, alpha=0.6)
+        _line(cell, even_beyond(ds), "equal weights", GREY, line=DOTTED)
+        rows = f"sigmoid{SUMMED}"
+        _line(cell, of["beyond"].sel(attention=rows).isel(source=0), rows, ORANGE, line=DASHED)
 
 
 def _windows(cell: Axes, ds: xr.Dataset) -> None:
     """The same by window, for the smallest logits."""
-    x, source = np.arange(1, ds.sizes["layer"] + 1), fresh(ds)[0]
-    widths = sorted(int(case.split()[1]) for case in ds["case"].values.tolist() if case.startswith("window"))
-    cases = {f"window {w}": f"window of {w}: {crossing(ds, w)} layers cross the text" for w in widths} | {
-        "causal": "causal"
-    }
-    series = []
-    for n, (case, label) in enumerate(cases.items()):
+    of = fresh(ds).isel(source=0)
+    widths = sorted(int(case.split()[1]) for case in of["case"].values.tolist() if case.startswith("window"))
+    cases = {f"window {w}": f"window of {w}: {crossing(ds, w)} layers cross the text" for w in widths}
+    cases |= {"causal": "causal"} if "causal" in of["case"].values else {}
+    for n, (case, name) in enumerate(cases.items()):
         color = to_hex(depth_color(n, len(cases)))
-        series.append(Series(label, _median(ds, "outside", case=case, source=source), color, x=x))
-        series.append(
-            Series("", _median(ds, "outside_bound", case=case, source=source), color, x=x, line=DASHED, width=0.8)
-        )
-    curves(cell, series, log=True, decades=None)
-    _mass_axis(cell, len(x))
+        _line(cell, of["outside"].sel(case=case), name, color)
+        _line(cell, of["outside_bound"].sel(case=case), "", color, line=DASHED, width=0.8)
 
 
 def _decay_peaks(cell: Axes, ds: xr.Dataset) -> None:
-    found = peaks(ds, "decay_curve").isel(scale=0).transpose("decay", "seed", "peak_layer")
-    _peaks(cell, found, decay_stars(ds), None, "{:g} nats per token")
+    _peaks(cell, peaks(ds, "decay").isel(scale=0), decay_stars(ds), None, "nats per token")
 
 
 def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
-    found = peaks(ds, "rope_curve").isel(noise=0).transpose("theta", "seed", "peak_layer")
-    _peaks(cell, found, ds["rope_paths"].values, rope_stars(ds), "{:.2g} rad per token")
+    _peaks(cell, peaks(ds, "rope").isel(noise=0), ds["rope_paths"], rope_stars(ds), "rad per token")
 
 
-def _peaks(cell: Axes, found: xr.DataArray, paths: np.ndarray, stars: np.ndarray | None, label: str) -> None:
-    """Measured peaks [value, seed, layer] by layer, with lines [value, layer]."""
-    x = found["peak_layer"].values
-    for n, ((value,), seeds) in enumerate(places(found, str(found.dims[0]))):
-        color = CYCLE[n]
-        series = [Series(label.format(value), paths[n], color, x=x, width=1.0)]
-        series += [Series("", stars[n], color, x=x, line=DOTTED, width=1.0)] if stars is not None else []
-        curves(cell, [*series, ranged("", seeds, color, x=x, line="")])
+def _peaks(cell: Axes, at: xr.DataArray, paths: xr.DataArray, stars: xr.DataArray | None, unit: str) -> None:
+    """Measured peaks [value, seed, peak_layer] by layer, with lines [value, peak_layer]."""
+    (dim,) = {*paths.dims} - {"peak_layer"}
+    x = at["peak_layer"].values
+    for value, color in zip(at[dim].values, CYCLE, strict=False):
+        curves(cell, [Series(f"{value:.2g} {unit}", paths.sel({dim: value}), color, x=x, width=1.0)])
+        if stars is not None:
+            curves(cell, [Series("", stars.sel({dim: value}), color, x=x, line=DOTTED, width=1.0)])
+    courses(cell, at, "peak_layer", dim, dict.fromkeys(at[dim].values.tolist(), ""), line="")
     cell.set_xlabel("index t of the top layer")
 
 

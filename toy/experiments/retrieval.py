@@ -1,0 +1,450 @@
+"""Loss of retrieving the token at one position, against that position [Liu-7].
+
+Ten random tokens, and a model of its own for each position k that is trained to predict the k-th of them behind the last
+one; no positional encoding, one causal head. What a model cannot know shows as a loss that stays up: the post's curves are
+single runs, here each point has several seeds.
+
+"Converged" is a model whose loss no longer falls: the mean loss of the last twentieth of the training is at most `STILL`
+nats below that of the twentieth before the last quarter. A model that still falls is trained anew with twice the steps, the
+learning rate falling more slowly, at most `rounds` times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise, product
+from typing import Any, ClassVar, cast
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch.nn import functional
+
+from probes.charts import BLUE, GREEN, VERMILLION, Series, curves, level, sheet
+from probes.claims.claim import Claim
+from probes.claims.ledger import Source
+from probes.errors import InputError
+from probes.measure import Headline
+from probes.measures.jacobian import jacobian
+from probes.results.curves import ESTIMATE, spearman
+from probes.results.statistics import over_runs
+from probes.results.tables import Table
+
+from ..model import Architecture, AttentionSwitch, initial
+from ..tasks import Copying
+from ..train import Run, Schedule, Trained, logits
+from ..view import Toy
+from . import settings
+from .copied import bag
+from .experiment import Work
+from .reading import changes, courses, judge, known, need, over, places, rises, setting, state, tables_of, under, within
+from .sweep import Measure, Part, axes, filled, sweep
+
+CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
+STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
+TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
+TEST_CHUNK = 2048  # sequences evaluated at a time
+PROFILED = 16  # sequences that the profile of fresh weights is taken over
+KIND = ("layers", "width", "residual", "feed_forward")
+DIMS = (*KIND, "seed", "target")
+
+
+@dataclass(frozen=True)
+class Settings(settings.Settings):
+    """The published setting: ten tokens of ten, depths 1 to 3, widths 2 and 10.
+
+    "Trained to convergence", says the post, and neither optimizer nor steps: Adam here, batch 128, a rate that falls along
+    half a cosine. Five seeds stand where the post has one run.
+    """
+
+    LEAST: ClassVar = {"target": 0, "rounds": 0, "vocabulary": 2, "context": 2, "steps": CURVE_POINTS}
+    layers: tuple[int, ...] = (1, 2, 3)
+    width: tuple[int, ...] = (2, 10)
+    residual: tuple[bool, ...] = (False, True)
+    feed_forward: tuple[bool, ...] = (False, True)
+    seeds: int = 5
+    target: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    vocabulary: int = 10
+    context: int = 10
+    steps: int = 5000
+    rounds: int = 2  # of training anew those that have not converged, with twice the steps each time
+    learning_rate: float = 1e-2
+    schedule: str = "cosine"
+    batch: int = 128
+    attention: str = "softmax"  # or sigmoid, relu: what becomes of the lost middle where weights do not sum to 1
+    sequences: int = 16_384  # fresh ones for the final loss; its standard error is then 0.006 nats at most
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (k := max(self.target)) >= self.context:
+            raise InputError(f"target {k} is no position of {self.context}; give from 0 to {self.context - 1}")
+        self.runs()  # architectures, rates and schedules refuse what cannot be
+
+    def cells(self) -> list[tuple[Any, ...]]:
+        """All models, as values of `DIMS`."""
+        return list(product(self.layers, self.width, self.residual, self.feed_forward, range(self.seeds), self.target))
+
+    def runs(self) -> list[Run]:
+        """The training of every cell."""
+        schedule = cast(Schedule, self.schedule)
+        return [
+            Run(
+                architecture(*kind, self.vocabulary, self.context, self.attention),
+                Copying(self.vocabulary, self.context, target, self.batch),
+                seed=seed,
+                learning_rate=self.learning_rate,
+                schedule=schedule,
+            )
+            for *kind, seed, target in self.cells()
+        ]
+
+
+def architecture(
+    layers: int, width: int, residual: bool, feed_forward: bool, tokens: int, length: int, attention: str = "softmax"
+) -> Architecture:
+    """Of one kind of model, for sequences of so many tokens of so many kinds."""
+    sizes: Any = {"blocks": layers, "width": width, "length": length, "vocabulary": tokens, "outputs": tokens}
+    switches: Any = {"residual": bool(residual), "feed_forward": bool(feed_forward)}
+    return Architecture(**sizes, **switches, attention=cast(AttentionSwitch, attention))
+
+
+def fresh_profile(kind: Architecture, seed: int) -> Float[np.ndarray, " position"]:
+    """Sensitivity of the last position's stream to every token before any training, rms over `PROFILED` sequences."""
+    draw = torch.Generator().manual_seed(TEST_SEED)
+    tokens = torch.randint(kind.outputs, (PROFILED, kind.length), generator=draw)
+    sensitivity = jacobian(Toy(kind, initial(kind, seed)), tokens, method="exact")["sensitivity"].values
+    return np.sqrt((sensitivity**2).mean(0))
+
+
+QUICK = Settings((1, 2), (2, 10), (False,), (False,), 2, (0, 1, 4, 8, 9), steps=1500, rounds=0, sequences=4096)
+
+
+def measure(s: Settings, work: Work) -> xr.Dataset:
+    """Train every model of the grid and give its loss on fresh sequences, which are the same for all models."""
+    runs = s.runs()
+    values = trained_once(runs, s.steps, s, work)
+    values |= {"loss_first": values["loss"].copy(), "trained": np.full(len(runs), s.steps)}
+    for times in (2**n for n in range(1, s.rounds + 1)):
+        if not (still := np.flatnonzero(values["fall"] > STILL)).size:
+            break
+        again = trained_once([runs[i] for i in still.tolist()], s.steps * times, s, work, f" {times} times")
+        values["trained"][still] = s.steps * times
+        for name in ("loss", "loss_error", "fall"):
+            values[name][still] = again[name]
+    readers = limits(s.vocabulary, s.context)
+    single = np.float32
+    measures = {
+        "loss": Measure("loss on fresh sequences", "nat", dtype=single),
+        "loss_error": Measure("standard error of the loss", "nat", dtype=single),
+        "loss_first": Measure("loss on fresh sequences after the first training", "nat", dtype=single),
+        "fall": Measure("fall of the training loss in the last quarter of the last training", "nat", dtype=single),
+        "trained": Measure("steps of the last training", dtype=np.int32),
+        "curve": Measure("first training's loss, mean of the steps up to this one", "nat", ("step",), single),
+    }
+    of_readers = [((reader,), {"limit": [least[k] for k in s.target]}) for reader, least in readers.items()]
+    return sweep(
+        axes(s, *DIMS) | {"step": _ends(s.steps)[1:], "reader": list(readers)},
+        Part(DIMS, measures, filled(s.cells(), **values)),
+        Part(("reader",), {"limit": Measure("least loss of a reader of this kind", "nat", ("target",))}, of_readers),
+        attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
+    )
+
+
+def trained_once(runs: Sequence[Run], steps: int, s: Settings, work: Work, label: str = "") -> dict[str, np.ndarray]:
+    """Train every run for so many steps: its losses, its curve, and what that falls by in the last quarter."""
+    models = work.train(f"retrieval{label}", runs, steps)
+    losses, errors = evaluate(models, s.sequences, work)
+    parts = list(pairwise(_ends(steps)))
+    curve = np.array([[float(model.losses[a:b].mean()) for a, b in parts] for model in models])
+    fall = curve[:, -1 - CURVE_POINTS // 4] - curve[:, -1]
+    return {"loss": losses, "loss_error": errors, "curve": curve, "fall": fall}
+
+
+def _ends(steps: int) -> np.ndarray:
+    return np.linspace(0, steps, CURVE_POINTS + 1).round().astype(int)
+
+
+def evaluate(trained: Sequence[Trained], sequences: int, work: Work) -> tuple[np.ndarray, np.ndarray]:
+    """(loss, its standard error) of every model on the same fresh sequences, in nats."""
+    task: Any = trained[0].run.task
+    inputs = replace(task, batch=sequences).draw(None, torch.Generator().manual_seed(TEST_SEED), 1).inputs[0]
+    by_shape: dict[Architecture, list[int]] = {}
+    for i, model in enumerate(trained):
+        by_shape.setdefault(model.run.architecture.shape, []).append(i)
+    losses, errors, done = np.empty(len(trained)), np.empty(len(trained)), 0
+    for members in by_shape.values():
+        models = [trained[i] for i in members]
+        where = torch.tensor([cast(Copying, model.run.task).target for model in models])
+        parts = []
+        for some in inputs.split(TEST_CHUNK):
+            out = logits(models, some).flatten(0, 1)
+            answers = some.T[where].flatten()
+            parts.append(functional.cross_entropy(out, answers, reduction="none").view(len(members), -1))
+        by_sequence = torch.cat(parts, 1).double()
+        losses[members] = by_sequence.mean(1).numpy()
+        errors[members] = (by_sequence.std(1, correction=0) / math.sqrt(by_sequence.shape[1])).numpy()
+        done += len(members)
+        work.advance("fresh sequences", float(done), float(len(trained)))
+    return losses, errors
+
+
+def limits(vocabulary: int, context: int) -> dict[str, list[float]]:
+    """Least losses in nats by target, of readers who know the sequence but for something.
+
+    "nothing": has not seen it, `ln V`. "bag of all": sees which tokens there are and how often, not where, as uniform
+    attention does that cannot tell the last token apart. "bag and last": the same of the tokens before the last one, and
+    that one apart; one causal layer without positional encoding knows no more, of whatever width.
+    """
+    return {
+        "nothing": [math.log(vocabulary)] * context,
+        "bag of all": [bag(vocabulary, context)] * context,
+        "bag and last": [bag(vocabulary, context - 1)] * (context - 1) + [0.0],
+    }
+
+
+# -- what a result says
+
+# Read off [Liu-7]'s figures, by `KIND`: loss by target, ten of ten tokens.
+PUBLISHED: dict[tuple[int, int, int, int], tuple[float, ...]] = {
+    (1, 2, 0, 0): (2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 2.19, 0.00),
+    (2, 2, 0, 0): (1.13, 2.06, 2.15, 2.18, 2.19, 2.19, 2.19, 2.19, 2.19, 0.00),
+    (2, 10, 0, 0): (0.00, 1.65, 1.88, 1.97, 1.95, 1.95, 1.98, 2.00, 1.96, 0.00),
+    (3, 2, 0, 0): (0.03, 2.05, 2.23, 2.25, 2.24, 2.25, 2.25, 2.24, 2.24, 1.64),
+    (3, 10, 0, 0): (0.00, 1.56, 1.91, 2.00, 2.00, 2.05, 2.09, 2.11, 2.20, 1.62),
+    (3, 10, 1, 0): (0.00, 0.06, 0.95, 1.22, 1.68, 1.71, 1.78, 1.56, 0.55, 0.00),
+    (3, 10, 1, 1): (0.00, 0.05, 0.14, 0.29, 0.32, 1.51, 0.92, 0.04, 0.00, 0.00),
+}
+SIZE = 10  # of the published vocabulary and context
+AGREES = 0.05  # nats; what can be read off a figure: so near counts as the published value
+NORMAL = 1.96  # standard errors to either end of a 95 % interval over sequences
+BREAKS = 0.1  # nats; what a plateau that is broken falls by at least: some five times what its targets differ by
+MOST = 0.5  # of a curve's roughness
+
+
+def softmax(ds: xr.Dataset) -> bool:
+    """Whether a result's models have softmax attention, as those of the source do."""
+    return setting(ds, "attention", "softmax") == "softmax"
+
+
+def published(ds: xr.Dataset) -> xr.DataArray:
+    """The published curves [*KIND, target], NaN where there is none; a `KeyError` for other tasks and attention."""
+    need(softmax(ds), setting(ds, "vocabulary") == setting(ds, "context") == SIZE)
+    values = xr.full_like(ds["loss"].isel(seed=0, drop=True), np.nan, float)
+    for kind, _ in places(values.isel(target=0), *KIND):
+        if kind in PUBLISHED:
+            values.loc[dict(zip(KIND, kind, strict=True))] = np.array(PUBLISHED[kind])[ds["target"].values]
+    return values
+
+
+def roughness(loss: xr.DataArray, shared: bool = False) -> xr.DataArray:
+    """The mean size of second differences over k between the first token and the last, nats, of losses [..., seed, target].
+
+    `shared`: counted with the sign that the mean of the other seeds has; what is scatter of the seeds averages out.
+    """
+    need(loss.sizes["target"] == SIZE)
+    bends = loss.sortby("target").isel(target=slice(1, -1)).diff("target", 2)
+    return (bends * np.sign(bends.sum("seed") - bends)).mean("target") if shared else abs(bends).mean("target")
+
+
+def ordered(ds: xr.Dataset) -> xr.DataArray:
+    """Rank correlations [by, *KIND, seed] of -loss over k: what orders the targets.
+
+    The profile is that of the weights that the seed's models were trained from.
+    """
+    targets, size = ds["target"].values, [setting(ds, name) for name in ("vocabulary", "context")]
+    need(softmax(ds), targets.size > 2)  # probes read no other attention
+    inner, found = targets < size[1] - 1, {}
+    for kind, losses in places(ds["loss"], *KIND):
+        for (seed,), loss in places(-losses, "seed"):
+            profile = fresh_profile(architecture(*kind, *size), seed)[targets]
+            pairs = (profile, loss.values), (targets, loss.values), (profile[inner], loss.values[inner])
+            found[*kind, seed] = [spearman(*pair) for pair in pairs]
+    values = np.reshape(list(found.values()), [*(ds.sizes[dim] for dim in (*KIND, "seed")), 3])
+    by = ["profile of fresh weights", "nearness to the end", "profile, the last token left out"]
+    coords = {dim: ds[dim].values for dim in (*KIND, "seed")} | {"by": by}
+    return xr.DataArray(values, coords, (*KIND, "seed", "by")).transpose("by", ...)
+
+
+def in_deep(ds: xr.Dataset) -> xr.DataArray:
+    """The mean over all kinds of two layers or more, with its interval over seeds [by, estimate]."""
+    deep = ordered(ds).sel(layers=slice(2, None)).mean(KIND)
+    ends = [over_runs(of.values)[:3] for _, of in places(deep, "by")]
+    return xr.DataArray(ends, {"by": deep["by"].values, "estimate": list(ESTIMATE)}, ("by", "estimate"))
+
+
+def of_targets(ds: xr.Dataset, how: str) -> xr.DataArray:
+    """At how many targets the published value is that of the median ("near"), or in the seeds' range ("inside")."""
+    curve, loss = published(ds), ds["loss"]
+    near = abs(loss.median("seed") - curve) <= AGREES
+    inside = (curve >= loss.min("seed") - AGREES) & (curve <= loss.max("seed") + AGREES)
+    return (near if how == "near" else inside).sum("target").where(curve.notnull().any("target"))
+
+
+LOSS = Headline("loss, nats", lambda ds: ds["loss"].sortby("target"), form=".2f")
+HEADLINES = (
+    *(LOSS, Headline("least loss of a reader who knows", lambda ds: ds["limit"].sortby("target"), form=".3f")),
+    Headline("models trained on", lambda ds: (ds["trained"] > setting(ds, "steps")).sum("target"), form=".0f"),
+    Headline("models whose loss still falls", lambda ds: (ds["fall"] > STILL).sum("target"), form=".0f"),
+    Headline("change of the loss by longer training", lambda ds: (ds["loss"] - ds["loss_first"]).mean("target")),
+    Headline("roughness of a run", lambda ds: roughness(ds["loss"]), form=".2f"),
+    Headline("of which seeds share", lambda ds: roughness(ds["loss"], shared=True), form=".2f"),
+    Headline(f"targets within {AGREES:g} of the published, by the median", partial(of_targets, how="near")),
+    Headline("by the seeds' range", partial(of_targets, how="inside")),
+    *(
+        Headline("rank correlation of -loss", ordered, form=".2f"),
+        Headline("in two layers or more", in_deep, form=".2f"),
+    ),
+)
+
+
+def tables(ds: xr.Dataset) -> list[Table]:
+    """All numbers."""
+    return tables_of(HEADLINES, ds)
+
+
+COLORS = {1: VERMILLION, 2: BLUE, 3: GREEN}
+CAPTION = "Loss by position: medians of {} seeds on fresh sequences, and their range. Rings: single runs of [Liu-7]."
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """Loss against the position asked for, a panel for every width without residual stream and with all there is."""
+    ends = {tuple(int(ds[dim][end]) for dim in KIND[2:]) for end in (0, -1)}
+    shown = list(product(ds["width"].values.tolist()[:2], sorted(ends)))
+    figure, cells = sheet(-(-len(shown) // 2), min(2, len(shown)), caption=CAPTION.format(ds.sizes["seed"]))
+    curve = known(published, ds)
+    for cell, (width, (residual, feed_forward)) in zip(cells.flat, shown, strict=False):
+        at = {"width": width, "residual": residual, "feed_forward": feed_forward}
+        names = {n: f"{n} layer{'s' * (n > 1)}" for n in ds["layers"].values.tolist()}
+        colors = [COLORS.get(n, BLUE) for n in names]
+        courses(cell, LOSS.of(ds).sel(at), "target", "layers", names, colors=colors, marker="o")
+        for n, color in zip(names, colors, strict=True) if curve is not None else ():
+            ring = curve.sel(at | {"layers": n})
+            curves(cell, [Series("", ring, color, x=ring["target"], line="", marker="o", filled=False)])
+        for reader, words in (("nothing", "knows nothing"), ("bag and last", "blind to order")):
+            level(cell, float(ds["limit"].sel(reader=reader).max()), words)
+        cell.set(
+            xlabel="position asked for", ylabel="loss (nats)", ylim=(-0.08, max(2.5, 1.06 * float(ds["limit"].max())))
+        )
+        parts = [f"{'no ' * (not on)}{part}" for part, on in (("residual", residual), ("feed-forward", feed_forward))]
+        cell.set_title(f"width {width}, {', '.join(parts)}", fontsize=9)
+    return {"": figure}
+
+
+# -- statements
+
+liu: Any = Source("[Liu-7]", "liu7-retrieval")
+TASK = "In the retrieval task (token k of 10)"
+DEEP = {"layers": 3, "width": 10}
+PLAIN, STREAM, BOTH = ({"residual": r, "feed_forward": f} for r, f in ((0, 0), (1, 0), (1, 1)))
+
+
+def claims(ds: xr.Dataset) -> list[Claim]:
+    """Statements of [Liu-7] about its curves; of other attention than softmax it says nothing."""
+    return judge(liu, ds if softmax(ds) else ds.drop_vars("loss"))
+
+
+def before_last(ds: xr.Dataset) -> xr.DataArray:
+    """Losses at the targets before the last position, rising."""
+    rising = np.sort(ds["target"][ds["target"] < setting(ds, "context") - 1])
+    need(rising.size > 1)
+    return ds["loss"].sel(target=rising)
+
+
+def between_ends(ds: xr.Dataset) -> xr.DataArray:
+    """Those behind the first of them."""
+    return before_last(ds).isel(target=slice(1, None))
+
+
+def beyond_blind(ds: xr.Dataset) -> xr.DataArray:
+    """What every model loses beyond the best reader blind to order, with intervals over sequences [..., estimate]."""
+    loss = before_last(ds) - ds["limit"].sel(reader="bag and last").max()
+    reach = NORMAL * ds["loss_error"].sel(target=loss["target"])
+    return xr.concat([loss, loss - reach, loss + reach], xr.Variable("estimate", list(ESTIMATE)))
+
+
+def off_published(ds: xr.Dataset, last: bool) -> xr.DataArray:
+    """Losses less the published ones, at the last position or at all before it."""
+    off = ds["loss"] - published(ds)
+    return off.sel(target=SIZE - 1, drop=True) if last else off.sel(target=list(range(SIZE - 1)))
+
+
+def grows(ds: xr.Dataset) -> xr.DataArray:
+    """Spearman's correlation of the loss and k, of the tokens before the last."""
+    loss = before_last(ds)
+    ranked = partial(spearman, loss["target"].values.astype(float))
+    return xr.apply_ufunc(ranked, loss, input_core_dims=[["target"]], vectorize=True)
+
+
+def lost(ds: xr.Dataset) -> xr.DataArray:
+    """The least loss between first and last, less those of the first and the last [..., target]."""
+    return between_ends(ds).min("target") - ds["loss"].sel(target=[0, setting(ds, "context") - 1])
+
+
+BEYOND = Headline("a model's loss, k <= 8, less that of the best reader blind to order", beyond_blind)
+OFF = {
+    where: Headline(f"the loss less the published one at k {words}", partial(off_published, last=where == "last"))
+    for where, words in (("before-last", "= 0 to 8"), ("last", "= 9"))
+}
+SEES = Headline(
+    "the loss at k = 0 less that of the best reader blind to order",
+    lambda ds: (ds["loss"] - ds["limit"].sel(reader="bag and last")).sel(target=0, drop=True),
+)
+FIRST = Headline(
+    "the least loss after k = 0 and before the last less that at k = 0",
+    lambda ds: between_ends(ds).min("target") - ds["loss"].sel(target=0, drop=True),
+)
+GROWS = Headline("the rank correlation of loss and k before the last", grows)
+LOST = Headline("the least loss between first and last token less that of either", lost)
+MIDDLE = Headline("the mean loss between first and last token", lambda ds: between_ends(ds).mean("target"))
+SHARED = Headline(
+    "the mean size of second differences over k, with the sign that the other seeds' mean has,",
+    lambda ds: roughness(ds["loss"], shared=True),
+)
+SCATTER = Headline(f"that less {MOST:.0%} of their whole size", lambda ds: SHARED.of(ds) - MOST * roughness(ds["loss"]))
+
+_claim = (
+    "In the retrieval task (which token stands at position k of 10) 1 layer without positional encoding cannot tell apart "
+    "the tokens before the last, so it cannot retrieve any k <= 8."
+)
+state(liu, "one-layer-blind", _claim, BEYOND, over(-AGREES), {"layers": 1}, by="by 95 % intervals over sequences")
+for (_depth, _width, *_switches), _curve in PUBLISHED.items():
+    *_before, _last = (f"{loss:.2f}" for loss in _curve)
+    _read = f"{', '.join(_before)} at k = 0 to 8" if len(set(_before)) > 1 else f"{_before[0]} at every k <= 8"
+    _named = [name for name, on in zip(("residual", "feed-forward"), _switches, strict=True) if on]
+    _parts = [f"a {name.replace('residual', 'residual stream')}" for name in _named]
+    _models = f"{_depth} layer{'s' * (_depth > 1)} of width {_width}"
+    _models += f" with {' and '.join(_parts)}" * bool(_parts) + (" have" if _depth > 1 else " has")
+    for _where, _number in (("before-last", _read), ("last", f"{_last} at k = 9")):
+        _id = "-".join([f"depth-{_depth}-width-{_width}", *_named, _where])
+        _claim = f"{TASK} {_models} a loss in nats of {_number}."
+        _at = dict(zip(KIND, (_depth, _width, *_switches), strict=True))
+        state(liu, _id, _claim, OFF[_where], within(AGREES), _at, published=_number)
+for _width in (2, 10):
+    _at = {"layers": 2, "width": _width} | PLAIN
+    _two, _end = f"{TASK} 2 layers of width {_width}", f"width-{_width}"
+    _claim = f"{_two} differ in kind from 1 layer: they tell positions apart (k = 0)."
+    state(liu, f"two-layers-see-order-{_end}", _claim, SEES, under(0), _at)
+    _claim = f"{_two} find the first token the easiest of those before the last, and their loss grows with k."
+    state(liu, f"primacy-{_end}", _claim, (FIRST, GROWS), over(0), _at)
+    _easier = "the first and the last token are easier than any between."
+    state(liu, f"lost-in-the-middle-{_end}", f"{_two} are lost in the middle: {_easier}", LOST, over(0), _at)
+    _claim = f"{TASK} 3 layers of width {_width} are lost in the middle as 2 are: {_easier}"
+    state(liu, f"three-layers-lost-in-the-middle-{_end}", _claim, LOST, over(0), _at | {"layers": 3})
+for _name, _words, _sides in (
+    ("residual-breaks-plateau", "residual streams break", (PLAIN, STREAM)),
+    ("feed-forward-breaks-plateau", "a feed-forward beside residual streams breaks", (STREAM, BOTH)),
+):
+    _claim = f"{TASK} {_words} the plateau of the loss over k (3 layers, width 10)."
+    changes(liu, _name, _claim, MIDDLE, *_sides, under(-BREAKS), DEEP)
+_claim = f"{TASK} residual streams and a feed-forward give the curve of loss over k spikes where it had a plateau"
+rises(liu, "spiky", f"{_claim} (3 layers, width 10).", SHARED, [PLAIN, BOTH], DEEP)
+_claim = (
+    f"{TASK} the spikes of a single run's curve of loss over k are those of the task, not of its seed (3 layers, width 10, "
+    "residual stream and feed-forward)."
+)
+state(liu, "beyond-scatter", _claim, SCATTER, over(0), DEEP | BOTH, kind="ours")
