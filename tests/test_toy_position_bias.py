@@ -64,13 +64,14 @@ def judged(ds: xr.Dataset) -> dict[str, bool | None]:
 
 
 def test_grid_is_every_combination_that_there_is_and_a_plan_the_contrasts_of_the_paper():
-    grid = cases(Settings())
+    s = Settings()
+    grid = cases(s)
     assert len(set(grid)) == len(grid) == 2 * 2 * 3 * 2 * 5 * (4 + 3) * 5
     assert not [c for c in grid if c.positional == "decay" and c.mask == "full"]
     order = [(c.scale == "program", c.data == "fixed", c.depth, c.seed) for c in grid]
     assert order == sorted(order)  # whole seeds of whole depths
     parts = module.parts(grid, "cpu").values()
-    assert all(len({module.run_of(c, Settings()).task for c in part}) == 1 for part in parts)
+    assert all(len({module.run_of(c, s).task for c in part}) == 1 for part in parts)
     assert [len(part) for part in module.parts(grid, "cuda").values()] == [len(grid) // 3] * 3
     assert sorted(repr(c) for part in parts for c in part) == sorted(map(repr, grid))
     masks = ("causal", "full", *module.OTHER_MASKS)
@@ -129,15 +130,13 @@ def test_a_tiny_run_has_every_model_of_its_grid_and_the_numbers_of_its_models(ti
 
 
 def test_learning_is_told_by_the_step_from_which_on_it_stays_and_where_the_last_block_looks():
-    courses = xr.DataArray(
-        [[0.5, 0.9, 0.8], [0.9, 0.7, 0.6]], {"seed": [0, 1], "step": [100, 316, 1000]}, ("seed", "step")
-    )
-    match = xr.DataArray(np.arange(12.0).reshape(3, 2, 2), dims=("layer", "part", "step")).assign_coords(layer=range(3))
-    ds = xr.Dataset(
-        {"course_novel": courses, "course_match": match.assign_coords(part=["item", "label"])}, {"depth": [2, 3]}
-    )
+    steps, seeds, parts = [100, 316, 1000], [0, 1], ["item", "label"]
+    course = xr.DataArray([[0.5, 0.9, 0.8], [0.9, 0.7, 0.6]], {"seed": seeds, "step": steps}, ("seed", "step"))
+    axes = {"layer": range(3), "part": parts, "step": steps}
+    match = xr.DataArray(np.arange(18.0).reshape(3, 2, 3), axes, tuple(axes))
+    ds = xr.Dataset({"course_novel": course, "course_match": match}, {"depth": [2, 3]})
     np.testing.assert_array_equal(kept_from(ds), [316, np.nan])
-    np.testing.assert_array_equal(last_block(ds.isel(step=[0, 1]), "label"), [7, 11])
+    np.testing.assert_array_equal(last_block(ds, "label"), [11, 17])
 
 
 def test_all_statements_hold_where_they_do():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from probes.errors import InputError
@@ -42,6 +43,7 @@ class Settings:
                     one_of(name, entry, self.CHOICES[name])
 
 
+@cache
 def kinds(settings: type) -> dict[str, tuple[Any, bool]]:
     """By field: the type of its value, or of a list's values, and whether it is a list."""
     hints = get_type_hints(settings)
