@@ -50,7 +50,7 @@ def leakage_result() -> xr.Dataset:
 def bos_result(seed: int = 0) -> xr.Dataset:
     """The residual component before and after, by band, of one replacement."""
     sizes = np.random.default_rng(seed).uniform(size=(2, 2))
-    names = ("residual_before_of_model", "residual_after_of_model")
-    return made(
-        with_intervals({name: (("band",), values) for name, values in zip(names, sizes, strict=True)}, 0.1), BANDS
-    )
+    variables = {
+        f"residual_steady_{when}_of_model": (("band",), sizes[n]) for n, when in enumerate(("before", "after"))
+    }
+    return made(with_intervals(variables, 0.1), BANDS)

@@ -148,7 +148,7 @@ def test_the_picture_has_profiles_predictions_and_sources():
     np.testing.assert_allclose(smooth, smooth_between(profiles(ds)["pretrained"][0].mean))
     dots = [float(x) for line in below.lines if line.get_marker() == "o" for x in line.get_xdata()]
     first = bos_result()
-    ends = [float(first[f"residual_{when}_of_model"][0]) for when in ("before", "after")]
+    ends = [float(first[f"residual_steady_{when}_of_model"][0]) for when in ("before", "after")]
     assert dots == pytest.approx([0.1, 0.2, 0.3, *ends])
 
 

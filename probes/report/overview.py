@@ -103,9 +103,8 @@ def _sources(cell: Axes, name: str, leakage: xr.Dataset, *, swaps: Results) -> N
         colors[source] = color
     if (swap := swaps.get(name)) is not None:
         first = (swap.isel(replacement=0) if "replacement" in swap.dims else swap).isel(band=0)
-        alone = "residual_steady" if "residual_steady_before_of_model" in first else "residual"
         for source, when in SWAP.items():
-            found[source], colors[source] = estimate(first, f"{alone}_{when}_of_model"), ORANGE
+            found[source], colors[source] = estimate(first, f"residual_steady_{when}_of_model"), ORANGE
     for source in found:  # a colour each, on the line of its own words
         values = np.array([found[other] if other == source else (np.nan,) * 3 for other in found]).T
         dots(cell, list(found), [Series("", values[0], colors[source], values[1], values[2])])
