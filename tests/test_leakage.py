@@ -297,7 +297,7 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     drawn = resampling(40, 300, 0)
     samples = sampled(made_of(logits))
     quick = split_of(samples, [BAND], drawn)
-    brute = {"log_form": [], "log_stream": [], "log_rest": []}
+    brute = {"log_form": [], "log_stream": [], "log_rest": [], "sink_constant": [], "steady_stream": []}
     for resample in drawn[1:]:  # the prompts drawn, measured from the beginning
         found = split(made_of(logits[torch.arange(40).repeat_interleave(resample.long())]))
         for name, values in brute.items():
