@@ -355,10 +355,10 @@ for _suffix, _kind, _words, _table in (
 state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", SPIKED, over(0), CONSTANT, by=BOTH)
 
 
-_rates = [{"schedule": _schedule} for _schedule in ("constant", "cosine")]
+_rates: Any = [{"schedule": _schedule} for _schedule in ("constant", "cosine")]
 _at = {"table": "unembedding", "learning_rate": FAST}
 for _name, _of, _words in (
     ("decay-fewer-exchanges", RATE, "keeps tokens from changing places"),
     ("decay-more-even", GAPS, "lets tokens come to even distances on their circle"),
 ):
-    changes(liu, _name, f"{TASK} learning rate decay {_words}.", _of, *_rates, under(0), _at)
+    changes(liu, _name, f"{TASK} learning rate decay {_words}.", _of, _rates[0], _rates[1], under(0), _at)

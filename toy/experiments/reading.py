@@ -90,7 +90,7 @@ def judge(source: Source, ds: xr.Dataset, done: xr.Dataset | None = None) -> lis
     for stated in source.statements:
         tell = partial(stated.function, **stated.given)
         words, test = known(tell, ds if done is None else done) or ("-", None)
-        verdict = test(SURE) if callable(test) else test
+        verdict: Any = test(SURE) if callable(test) else test
         if words == "-" and done is not None and known(tell, ds) is not None:
             words, verdict = "only toys that have not learnt their task", "not trained"
         claims.append(stated.statement.judged(words, verdict))

@@ -85,7 +85,7 @@ class Settings(settings.Settings):
             raise InputError(f"target {k} is no position of {self.context}; give from 0 to {self.context - 1}")
         self.runs()  # architectures, rates and schedules refuse what cannot be
 
-    def cells(self) -> list[tuple[Any, ...]]:
+    def cells(self) -> list[Any]:
         """All models, as values of `DIMS`."""
         return list(product(self.layers, self.width, self.residual, self.feed_forward, range(self.seeds), self.target))
 
@@ -94,13 +94,13 @@ class Settings(settings.Settings):
         schedule = cast(Schedule, self.schedule)
         return [
             Run(
-                architecture(*kind, self.vocabulary, self.context, self.attention),
+                architecture(layers, width, residual, feed_forward, self.vocabulary, self.context, self.attention),
                 Copying(self.vocabulary, self.context, target, self.batch),
                 seed=seed,
                 learning_rate=self.learning_rate,
                 schedule=schedule,
             )
-            for *kind, seed, target in self.cells()
+            for layers, width, residual, feed_forward, seed, target in self.cells()
         ]
 
 
@@ -316,14 +316,14 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
     ends = {tuple(int(ds[dim][end]) for dim in KIND[2:]) for end in (0, -1)}
     shown = list(product(ds["width"].values.tolist()[:2], sorted(ends)))
     figure, cells = sheet(-(-len(shown) // 2), min(2, len(shown)), caption=CAPTION.format(ds.sizes["seed"]))
-    curve = known(published, ds)
+    curve: Any = known(published, ds)
     for cell, (width, (residual, feed_forward)) in zip(cells.flat, shown, strict=False):
         at = {"width": width, "residual": residual, "feed_forward": feed_forward}
         names = {n: f"{n} layer{'s' * (n > 1)}" for n in ds["layers"].values.tolist()}
         colors = [COLORS.get(n, BLUE) for n in names]
         courses(cell, LOSS.of(ds).sel(at), "target", "layers", names, colors=colors, marker="o")
         for n, color in zip(names, colors, strict=True) if curve is not None else ():
-            ring = curve.sel(at | {"layers": n})
+            ring = cast(Any, curve).sel(at | {"layers": n})
             curves(cell, [Series("", ring, color, x=ring["target"], line="", marker="o", filled=False)])
         for reader, words in (("nothing", "knows nothing"), ("bag and last", "blind to order")):
             level(cell, float(ds["limit"].sel(reader=reader).max()), words)
@@ -422,7 +422,7 @@ for (_depth, _width, *_switches), _curve in PUBLISHED.items():
     for _where, _number in (("before-last", _read), ("last", f"{_last} at k = 9")):
         _id = "-".join([f"depth-{_depth}-width-{_width}", *_named, _where])
         _claim = f"{TASK} {_models} a loss in nats of {_number}."
-        _at = dict(zip(KIND, (_depth, _width, *_switches), strict=True))
+        _at: Any = dict(zip(KIND, (_depth, _width, *_switches), strict=True))
         state(liu, _id, _claim, OFF[_where], within(AGREES), _at, published=_number)
 for _width in (2, 10):
     _at = {"layers": 2, "width": _width} | PLAIN

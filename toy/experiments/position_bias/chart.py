@@ -38,7 +38,7 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
     residual = str(ds["residual"].values[int(many.values.argmax())])
     gap, done = first.sel(residual=residual), learnt(ds, ds["novel_accuracy"])["gap"].isel(scale=0, data=0)
     dims = ("training", "mask", "positional", "depth")
-    kinds = [dict(zip(dims, of, strict=True)) for of, here in places(gap, *dims) if here.notnull().any()]
+    kinds: list[Any] = [dict(zip(dims, of, strict=True)) for of, here in places(gap, *dims) if here.notnull().any()]
     causal = [kind["mask"] == "causal" for kind in kinds]
     free = [kind["training"] == "unbiased" for kind in kinds]
     shown = {

@@ -101,7 +101,7 @@ HEADLINES = (
     Headline("before training", lambda ds: ds["fresh"].isel(key=0), form=".3f"),
     Headline("alpha [Gu]", lambda ds: ds["alpha"].isel(key=0).mean("layer"), form=".3f"),
     Headline("highest other sink", lambda ds: sink(ds).isel(key=slice(1, None)).max("key"), form=".3f"),
-    Headline("sink of even weights", lambda ds: even_of(ds, ds["mask"].values).isel(key=0), form=".3f"),
+    Headline("sink of even weights", lambda ds: even_of(ds, ds["mask"].values.tolist()).isel(key=0), form=".3f"),
 )
 
 

@@ -243,8 +243,10 @@ def _ends(s: Settings, work: Work, label: str, runs: Sequence[Run], steps: int) 
 
 def run_of(s: Settings, seed: int, **fields: Any) -> Run:
     """A model and its training; other fields than those of the settings, `MAIN`, learned positions and `ASKED`."""
-    usual = {name: getattr(s, name) for name in ("vocabulary", "context", "width", "learning_rate", "batch")}
-    of = usual | MAIN | {"positional": "learned", "schedule": "constant", "target": ASKED} | fields
+    usual: dict[str, Any] = {
+        name: getattr(s, name) for name in ("vocabulary", "context", "width", "learning_rate", "batch")
+    }
+    of: Any = usual | MAIN | {"positional": "learned", "schedule": "constant", "target": ASKED} | fields
     architecture = Architecture(
         blocks=1,
         width=of["width"],

@@ -149,7 +149,8 @@ def stalled(ds: xr.Dataset) -> xr.DataArray:
 def off_published(ds: xr.Dataset) -> xr.DataArray:
     """The rms over settings of log10(median over seeds / published), by variant and batch size."""
     published = xr.DataArray([cell.value for cell in PUBLISHED], {"cell": [cell.name for cell in PUBLISHED]})
-    return (np.log10(ds["relative_published"].median("seed").clip(TINY) / published) ** 2).mean("cell") ** 0.5
+    off: xr.DataArray = xr.ufuncs.log10(ds["relative_published"].median("seed").clip(TINY) / published)
+    return (off**2).mean("cell") ** 0.5
 
 
 TASK, RELATIVE = "In the previous-token task", "(perplexity - 1) / V"

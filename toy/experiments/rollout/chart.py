@@ -100,7 +100,7 @@ def _peaks(cell: Axes, at: xr.DataArray, paths: xr.DataArray, stars: xr.DataArra
         curves(cell, [Series(f"{value:.2g} {unit}", paths.sel({dim: value}), color, x=x, width=1.0)])
         if stars is not None:
             curves(cell, [Series("", stars.sel({dim: value}), color, x=x, line=DOTTED, width=1.0)])
-    courses(cell, at, "peak_layer", dim, dict.fromkeys(at[dim].values.tolist(), ""), line="")
+    courses(cell, at, "peak_layer", str(dim), dict.fromkeys(at[dim].values.tolist(), ""), line="")
     cell.set_xlabel("index t of the top layer")
 
 

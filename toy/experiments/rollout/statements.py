@@ -259,7 +259,7 @@ def _(ds: xr.Dataset) -> Told:
     """Under a sliding window the limit is that of the causal mask: all mass of the rollout goes to the first token."""
     # What narrow windows leave after few layers says nothing about the limit: it has to be falling.
     deep = {w: of for w, of in windows(ds).items() if of.sizes["layer"] > 2 * crossing(ds, w)}
-    falls = {w: np.log(of.isel(layer=crossing(ds, w)) / top(of).clip(TINY)) for w, of in deep.items()}
+    falls = {w: xr.ufuncs.log(of.isel(layer=crossing(ds, w)) / top(of).clip(TINY)) for w, of in deep.items()}
     return together(
         {f"fall at w = {w}": each(of, above, -math.log(FALLEN), change=math.exp) for w, of in falls.items()}
     )
