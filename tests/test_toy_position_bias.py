@@ -209,6 +209,7 @@ def test_the_same_biases_are_the_same_in_every_gap():
     def found(*means: float) -> str:
         runs = (np.add.outer(gaps, [-0.001, 0.0, 0.001]) for gaps in ((0.3, 0.2, 0.0), means))
         _, test = agreement(*(xr.DataArray(x, dims=("pair", "seed")) for x in runs))
+        assert test is not None
         return test(SURE)
 
     assert found(0.1, 0.4, 0.01) == "holds"  # the last is none in both

@@ -265,7 +265,7 @@ class Steady:
         spreads = ([one.shift(n, t, mean).pow(2).sum(-1) for n in range(len(bands))] for one in (toeplitz, plain))
         return cls(first, mean, t, seen, torch.stack([a < b for a, b in zip(*spreads, strict=True)]).to(mean))
 
-    def shift(self, band: int, t: Float[Tensor, "*some head lag"], mean: Float[Tensor, "*some head query"]) -> Tensor:
+    def shift(self, band: Any, t: Float[Tensor, "*some head lag"], mean: Float[Tensor, "*some head query"]) -> Tensor:
         """What is added to a logit of mean `mean` at the band's queries that see position 0, [*some, head, query]."""
         at, b = self.seen[band], self.toeplitz[band][:, None]
         away = mean[..., at] - b * t[..., self.first + at.start : self.first + at.stop]
