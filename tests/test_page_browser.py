@@ -81,10 +81,10 @@ def test_it_fits_the_screen_and_takes_the_reader_s_colours(opened, width, scheme
 
 def test_tables_are_folded_sorted_by_their_heads_and_statements_found_by_words(opened):
     page = opened(1280, "light")
-    folded = page.locator("#sinks details").first
+    folded = page.locator("#sinks details", has_text="Heads, the strongest sinks first").first
     assert not folded.locator("table").is_visible()
     folded.locator("summary").click()
-    column = list(map(str.strip, folded.locator("thead th").all_inner_texts())).index("alpha")
+    column = list(map(str.strip, folded.locator("thead th").all_inner_texts())).index("attends")
 
     def values() -> list[float]:
         return [float(row.locator("td").nth(column).inner_text()) for row in folded.locator("tbody tr").all()]

@@ -103,9 +103,10 @@ def _sinks(ds: xr.Dataset, name: str) -> Figure:
             curves(cell, [ranged("before training", before, GREY, line=DASHED)])
         cell.set(xlabel="key", ylabel="sink metric", xticks=range(0, ds.sizes["key"], 4))
     few = [next(iter(names)) for names in groups.values()]
-    last = ds["pattern"].isel(seed=0).dropna("layer", how="all").isel(layer=-1)
-    patterns = [last.sel(mask=mask).transpose("query", "key").values for mask in few]
-    pictures(cells.flat[len(groups)], patterns, [mask.replace("-", " ") for mask in few])
-    for cell in cells.flat[len(groups) + 1 :]:
+    layers = ds["pattern"].isel(seed=0).dropna("layer", how="all")
+    if layers.sizes["layer"]:
+        patterns = [layers.isel(layer=-1).sel(mask=mask).transpose("query", "key").values for mask in few]
+        pictures(cells.flat[len(groups)], patterns, [mask.replace("-", " ") for mask in few])
+    for cell in cells.flat[len(groups) + bool(layers.sizes["layer"]) :]:
         cell.set_visible(False)
     return figure
