@@ -148,9 +148,9 @@ VALUES: dict[str, list[Row]] = {
     ],
     "sinks SMALL": [
         ("--keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
-        ("--keys 0,12", "key 12 is outside the prompts; positions run from 0 to 11"),
-        ("--evict 0-4", "evict '0-4' is no list of numbers of keys; give them as in 0,1,4"),
-        ("--evict 1 --keep 12", "keep=12 evicts nothing from prompts of 12 positions"),
+        ("--keys 0,12", "keys=12 cannot be used with prompts of 12 positions; give whole numbers from 0 to 11"),
+        ("--evict 0-x", "evict '0-x' are no positions; write them as 0,1,4"),
+        ("--evict 1 --keep 12", "keep=12 cannot be used with prompts of 12 positions; give whole numbers from 1 to 11"),
     ],
     "trajectory SMALL": [("--starts 1", "starts=1")],
     "leakage SMALL": [
