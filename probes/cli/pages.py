@@ -117,9 +117,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str], known: Mappin
 
 @command()
 def compare(
-    a: Path = argument(
-        "A result of jacobian, theory, sinks, trajectory, leakage, bos-swap, decode, retrieval.", ..., metavar="A.nc"
-    ),
+    a: Path = argument("A result of a measure of language models.", ..., metavar="A.nc"),
     b: Path = argument("Another one of the same measurement.", ..., metavar="B.nc"),
     out: Path | None = option("Write the table to this file, too.", metavar="FILE.md"),
 ) -> None:

@@ -151,3 +151,15 @@ class Edited:
         for change in self.changes:
             fresh = Edited(fresh, change)
         return fresh
+
+
+@torch.no_grad()
+def passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
+    """One pass in which `look(layer, stream [T, d])` sees what every block reads, then the last stream; none is kept."""
+
+    def seen(layer: int, stream: Tensor) -> Tensor:
+        look(layer, stream[0])
+        return stream
+
+    edits = [Edit("residual", layer, partial(seen, layer)) for layer in range(model.spec.blocks)]
+    seen(model.spec.blocks, model.residual(model.embed(tokens), edits=edits))

@@ -27,11 +27,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...models.checks import not_finite
+from ...models.edited import passing
 from ...models.erase import log_position
 from ...models.view import View
 from ...run.precision import double, precise
 from ...run.store import Piece
-from ..trajectory import passing
 
 STRENGTHS = 10.0 ** np.arange(-9, 4)
 TARGETS = ("position", "shuffled")

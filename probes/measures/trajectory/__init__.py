@@ -25,7 +25,7 @@ Source: science of the measurement, section 4, "Position 0 as a closed system".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -40,9 +40,10 @@ from ... import options
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.checks import check_tokens, not_finite
+from ...models.edited import passing
 from ...models.given import takes_model
 from ...models.swap import unswapped
-from ...models.view import Edit, View
+from ...models.view import View
 from ...results.dataset import dataset, provenance
 from ...results.tables import Table, number
 from ...results.variables import Variable, labelled
@@ -287,18 +288,6 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
             )
         return {"bos": tokens, "text": tokens[:, len(first) :]}
     return {"id" if len(begin) == 1 and len(tokens) > 1 else "text": tokens}
-
-
-@torch.no_grad()
-def passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
-    """One pass in which `look(layer, stream [T, d])` sees what every block reads, then the last stream; none is kept."""
-
-    def seen(layer: int, stream: Tensor) -> Tensor:
-        look(layer, stream[0])
-        return stream
-
-    edits = [Edit("residual", layer, partial(seen, layer)) for layer in range(model.spec.blocks)]
-    seen(model.spec.blocks, model.residual(model.embed(tokens), edits=edits))
 
 
 # -------------------------------------------------------------------------------------------------------- what is shown
