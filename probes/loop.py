@@ -21,6 +21,7 @@ from torch import Tensor
 from .charts import save as save_chart
 from .data.prompts import Drawn
 from .errors import InputError
+from .headlines import write_tables
 from .measure import Measure, Unit
 from .models.edited import Edited
 from .models.view import View
@@ -30,7 +31,6 @@ from .run import processes
 from .run.files import file_name, require_free, together
 from .run.progress import Advance, announce
 from .run.store import RESULT, Store, going_on, unfinished
-from .table import write_tables
 
 Results: TypeAlias = dict[str, xr.Dataset]
 Remark: TypeAlias = Callable[[str], object]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from probes.data.documents import Document
-from probes.models.tokens import first_ids
+from probes.models.checks import first_ids
 from probes.models.view import Edit, Identity, Parts, Spec, Trace, Watcher
 from toy.corpus import train_tokenizer
 

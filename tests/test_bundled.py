@@ -16,7 +16,7 @@ from probes.data.documents import HELDOUT, read_documents
 from probes.errors import InputError
 from probes.models.checkpoint import WEIGHTS
 from probes.models.load import CHECKPOINTS
-from probes.models.packed import unpacked
+from probes.models.named import unpacked
 from toy import recipes
 from toy.corpus import Windows, pack
 from toy.evaluation import validation_loss

@@ -15,7 +15,7 @@ LAYERS = (
     ("probes.measure", "probes.options"),
     ("probes.headlines",),
     ("probes.measures",),
-    ("probes.table", "probes.compare"),
+    ("probes.compare",),
     ("probes.loop", "probes.selftest"),
     ("probes.claims",),
     ("toy",),

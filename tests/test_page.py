@@ -17,6 +17,7 @@ from legible import LONG, faults
 from markupsafe import escape
 
 from probes import report
+from probes.headlines import tables
 from probes.measure import measure
 from probes.measures.map import MAP
 from probes.report import models, overview, sections
@@ -25,7 +26,6 @@ from probes.results.curves import band, smooth_between
 from probes.results.dataset import combine, load
 from probes.results.folder import Collected, collect
 from probes.results.profiles import profiles
-from probes.table import tables
 from toy.match import MEASURE as MATCH
 
 LLM = Path(__file__).resolve().parent.parent / "reports" / "llm"

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 import probes
 from probes import InputError
 from probes.data.prompts import draw
+from probes.models.checks import first_ids
 from probes.models.named import CHECKPOINTS
-from probes.models.tokens import first_ids
 
 TEXTS = (
     "def f(x):\n    return x + 1\n",

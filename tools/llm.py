@@ -25,9 +25,9 @@ from slim import slim
 
 from probes.charts import save as save_chart
 from probes.data.documents import BUNDLED, read_documents
+from probes.headlines import write_tables
 from probes.measure import measure, questions
 from probes.results.dataset import load, save
-from probes.table import write_tables
 
 QWEN = "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 OUT, WORK = Path("reports/llm"), Path("runs/llm")

@@ -29,8 +29,7 @@ from torch.nn import functional
 from probes.data.documents import Document
 from probes.errors import InputError, reason
 from probes.models.checkpoint import check_fields, read_object
-from probes.run.alone import alone
-from probes.run.files import write_json
+from probes.run.files import alone, write_json
 
 from .card import write_card
 from .checkpoints import STATE, UNIT, check_folder, load_state, save_model, save_state, write_log

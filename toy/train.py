@@ -31,8 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.run.alone import alone
-from probes.run.files import remove_empty, require_writable
+from probes.run.files import alone, remove_empty, require_writable
 from probes.run.store import RESULT, Piece, Store
 
 from . import narrow

@@ -81,8 +81,8 @@ def command_of(one: Measure) -> TyperCommand:
 
 
 def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: Loading) -> None:
+    from ..headlines import SHOWN, headlines
     from ..loop import run, written
-    from ..table import SHOWN, headlines
 
     if not target.models:
         remark("no model given: measuring tiny-llama")

@@ -34,11 +34,11 @@ def map_(
       headwater map --out reports/theory
     """
     from ..charts import save as save_chart
+    from ..headlines import SHOWN, headlines, write_tables
     from ..measures.map import MAP, atlas, places
     from ..results.dataset import save
     from ..run.files import require_free, together
     from ..run.store import unfinished
-    from ..table import SHOWN, headlines, write_tables
 
     nc, *_ = files = [out / f"map.{end}" for end in ("nc", "png", "svg", "md")]
     with progress() as advance, unfinished(out, "map") as root:

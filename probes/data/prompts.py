@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..models.checks import check_id, check_length
-from ..models.given import takes_model
+from ..models.load import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
 from .documents import BUNDLED, dataset_reader, read_documents, stream_dataset, text_files, usual_text

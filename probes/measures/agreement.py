@@ -32,7 +32,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.given import takes_model
+from ..models.load import takes_model
 from ..models.swap import swapped
 from ..models.view import View
 from ..results.curves import rms_log_error, spearman

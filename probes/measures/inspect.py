@@ -49,8 +49,8 @@ from ..data.chat import Chat
 from ..data.prompts import FirstToken, draw
 from ..errors import InputError, check_choice
 from ..models.checks import check_id, not_finite
-from ..models.given import takes_model
 from ..models.initialization import CONFIG, Rule, check_rule
+from ..models.load import takes_model
 from ..models.view import Identity, View
 from ..results.curves import smooth_between, spearman
 from ..results.dataset import dataset, provenance

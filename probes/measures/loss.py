@@ -22,7 +22,7 @@ from .. import options
 from ..charts import BLUE, Panel, Series, curves, panels
 from ..measure import Headline, Measure
 from ..models.checks import check_tokens
-from ..models.given import takes_model
+from ..models.load import takes_model
 from ..models.view import View
 from ..results.dataset import dataset, provenance
 from ..results.statistics import jackknife, units

@@ -23,7 +23,7 @@ from ..run.precision import double
 from .checks import check_tokens
 from .edited import Change, Edited
 from .fused import query_blocks
-from .given import takes_model
+from .load import takes_model
 from .view import Attention, Edit, View
 
 How: TypeAlias = Literal["zero", "mean", "from position 0"]

@@ -39,7 +39,7 @@ from ..errors import InputError
 from ..run.precision import double, precise
 from .ablate import check_reference
 from .edited import Change, Edited
-from .given import takes_model
+from .load import takes_model
 from .view import Edit, View
 
 What: TypeAlias = Literal["means", "random", "direction", "shuffled"]

@@ -29,6 +29,7 @@ from transformers import PreTrainedConfig
 
 from . import split
 from .behind import Continuation, Past
+from .checks import first_ids
 from .families import beyond, family_of, rope_types, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import check_edits
@@ -37,7 +38,6 @@ from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
 from .structure import moved, structure
-from .tokens import first_ids
 from .view import Edit, Identity, Parts, Trace, Watched, never_fired
 
 # Of a configuration: what says nothing about which model it is.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import torch
 
@@ -15,12 +16,12 @@ from ..errors import InputError, check_choice, reason
 from ..run.hardware import named
 from ..run.precision import left
 from ..run.processes import launched, local_number
+from .checks import check_mask, check_tokenizer
 from .families import family_of
 from .gguf import is_gguf
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, find, located, read_tokenizer
-from .tokens import check_tokenizer
 from .view import Birth, View
 
 if TYPE_CHECKING:
@@ -312,3 +313,38 @@ def _view(found: Found, backend: Backend, *, own: bool, beyond: bool) -> Hugging
     from .lens import LensView, boot
 
     return LensView(boot(model if own else shadow(model), found.name), **described)
+
+
+Rest = ParamSpec("Rest")
+Returned = TypeVar("Returned")
+
+
+def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callable[Concatenate[Any, Rest], Returned]:
+    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory.
+
+    It also takes an attention mask that hides nothing.
+    """
+
+    @wraps(function)
+    @left
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_mask(kwargs.pop("attention_mask", None))
+        if not args and "model" not in kwargs:
+            return function(**kwargs)  # type: ignore[call-arg]
+        view = _taken(args[0] if args else kwargs.pop("model"))
+        with _measuring(view):
+            return function(view, *args[1:], **kwargs)
+
+    return call
+
+
+def _measuring(view: Any) -> AbstractContextManager[None]:
+    """A view of a caller's model takes it as it is now."""
+    while hasattr(view, "original"):
+        view = view.original
+    return view.measuring() if hasattr(view, "measuring") else nullcontext()
+
+
+def _taken(model: Any) -> View:
+    # Not isinstance(model, View): that reads `identity`, which hashes all weights.
+    return model if hasattr(model, "spec") and hasattr(model, "residual") else load(model)

@@ -5,7 +5,9 @@ Weights are read from safetensors and GGUF alone, and code that a repository bri
 
 from __future__ import annotations
 
+import hashlib
 import json
+import lzma
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,16 +19,16 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
-from .checkpoint import CONFIG, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers
+from .checkpoint import CONFIG, WEIGHTS, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers
 from .families import family_of
 from .gguf import SUFFIX, is_gguf
 from .identity import Stored, stored
 from .initialization import ASSUMED
-from .packed import packed, unpacked
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -366,3 +368,47 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+PACKED, LAST = "packed.json", "model"
+
+
+def packed(folder: Path) -> list[str] | None:
+    """The steps that a packed folder holds beside its last checkpoint; None for any other folder."""
+    if not (folder / PACKED).is_file():
+        return None
+    return [name for name in read_object(folder / PACKED)["sha256"] if name != LAST]
+
+
+def unpacked(folder: Path, name: str, step: str | None) -> dict[str, Tensor] | None:
+    """The tensors of a packed folder's checkpoint; None where the folder itself holds them as transformers reads them.
+
+    A packed folder comes with the package. It holds config and tokenizer as transformers writes them, checkpoints as
+    `NAME.safetensors.xz` ("model" is the last, the others are its steps), and `packed.json`, which has the SHA-256 of every
+    checkpoint's safetensors file and the seed that the one without a file, step 0, is drawn from. tiny-llama's last is not
+    compressed: its folder is one that transformers itself reads.
+
+    Raises:
+        InputError: a file or this version's random numbers do not give the weights that were trained.
+    """
+    if step is None and (folder / WEIGHTS).is_file():
+        return None
+    listed, file = read_object(folder / PACKED), folder / f"{step or LAST}.safetensors.xz"
+    try:
+        content = lzma.decompress(file.read_bytes()) if file.is_file() else _drawn(folder, listed["seed"])
+    except lzma.LZMAError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != listed["sha256"][step or LAST]:
+        drawn = f"there is no {file.name}, and seed {listed['seed']} draws others here"
+        why = f"{file.name} is damaged" if file.is_file() else drawn
+        raise InputError(
+            f"model '{name}{'' if step is None else f'@{step}'}' is not what was trained ({why}); install the package "
+            "again, with its tested versions"
+        )
+    return load(content)
+
+
+def _drawn(folder: Path, seed: int) -> bytes:
+    from .fresh import start_of
+
+    return save(start_of(folder, seed), metadata={"format": "pt"})

@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..run.precision import double, precise
 from .checks import check_id
 from .edited import Change, Edited, unheard
-from .given import takes_model
+from .load import takes_model
 from .view import Edit, View
 
 KINDS = ("mean", "zero", "random", "drawn")

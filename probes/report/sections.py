@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from ..charts import inline, save, svg
 from ..claims.evidence import is_real
+from ..headlines import tables
 from ..measure import Measure, measure, questions
 from ..results.folder import Collected
 from ..results.tables import Report, write_report
 from ..run.files import waiting
-from ..table import tables
 from .page import Section
 
 Results: TypeAlias = Mapping[str, xr.Dataset]

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock, Timeout
+
 from ..errors import InputError
 
 
@@ -192,3 +194,28 @@ def write_table(
     text = [f"# {title}", "", *(f"{line}\n" for line in lines), *table_lines(columns, rows)]
     with atomic(path) as temporary:
         temporary.write_text("\n".join(text) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Within it, no other process writes below a path; the lock is `PATH.lock`, and goes with the folders made for it.
+
+    Raises:
+        InputError: another process has the lock.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    made = missing_folders(lock.parent)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    held = FileLock(lock, blocking=False)
+    try:
+        held.acquire()
+    except Timeout:
+        raise InputError(
+            f"another run is writing to '{lock.parent}'; wait until it ends, or give another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)  # while it is held: who takes a lock looks whether its file is still there
+        held.release()
+        remove_empty([*made, lock.parent])

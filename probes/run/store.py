@@ -28,8 +28,7 @@ import numpy as np
 
 from ..errors import InputError, reason
 from . import processes
-from .alone import alone
-from .files import atomic, file_name, remove_cut_short, require_writable
+from .files import alone, atomic, file_name, remove_cut_short, require_writable
 
 Piece: TypeAlias = dict[str, np.ndarray]
 

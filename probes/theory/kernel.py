@@ -121,10 +121,9 @@ from torch import Tensor
 
 from ..errors import InputError, check_choice
 from ..models.checks import check_place
-from ..models.given import takes_model
 from ..models.initialization import Rule
 from ..models.linear import Folded, LinearizedBlock
-from ..models.load import born
+from ..models.load import born, takes_model
 from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, View, obstacle
 from ..results.dataset import attributes, by_block, dataset, made_with, provenance

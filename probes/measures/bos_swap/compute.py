@@ -53,8 +53,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.checks import check_logits
-from ...models.given import takes_model
 from ...models.intervene import Intervention, intervention
+from ...models.load import takes_model
 from ...models.view import View
 from ...results.curves import Profile, rms_profile
 from ...results.dataset import dataset, provenance

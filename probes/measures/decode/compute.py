@@ -42,7 +42,7 @@ from ...errors import InputError
 from ...models.checks import check_logits, check_tokens
 from ...models.edited import Edited
 from ...models.erase import RANK, Where, check_where, erased
-from ...models.given import takes_model
+from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import dataset, provenance
 from ...results.statistics import jackknife, numbered

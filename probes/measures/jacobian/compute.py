@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ...errors import InputError, check_choice
 from ...models.checks import check_place
-from ...models.given import takes_model
+from ...models.load import takes_model
 from ...models.memory import paced
 from ...models.pullback import Apart, Engine, Pathway, Prompt, Readout
 from ...models.view import View

@@ -98,8 +98,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.checks import check_tokens
-from ...models.given import takes_model
 from ...models.initialization import CONFIG, Rule
+from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance
 from ...results.variables import Variable, with_ends

@@ -40,8 +40,8 @@ from ...data.recall import RUNGS, Couple, Keys, Maker, Rung, read_template
 from ...errors import InputError
 from ...models.behind import Asked, Row, continues
 from ...models.checks import not_finite
-from ...models.given import takes_model
 from ...models.initialization import CONFIG, Rule
+from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import dataset, provenance
 from ...results.variables import Variable, labelled

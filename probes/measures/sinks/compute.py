@@ -60,7 +60,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.checks import check_logits, check_tokens, not_finite
-from ...models.given import takes_model
+from ...models.load import takes_model
 from ...models.swap import swapped
 from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance

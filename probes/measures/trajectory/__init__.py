@@ -41,7 +41,7 @@ from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.checks import check_tokens, not_finite
 from ...models.edited import passing
-from ...models.given import takes_model
+from ...models.load import takes_model
 from ...models.swap import unswapped
 from ...models.view import View
 from ...results.dataset import dataset, provenance
