@@ -62,8 +62,9 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     several = {model: of_several(ds) for model, ds in results.items()}
     most = max(ds.sizes["replacement"] for ds in several.values())
     if most <= FEW:
+        known = [_fractions(at)[0] for ds in several.values() for at, *_ in _each(ds)]
         rows = [
-            Panel("queries", removed, height=1.9),
+            *([Panel("queries", removed, height=1.9)] if np.isfinite(known).any() else []),
             Panel("change of loss (nat)", losses),
             Panel("sink rate of position 0", sink_rates, share=True),
             Panel("sensitivity to the input", profiles),
@@ -87,13 +88,17 @@ def removed(cell: Axes, ds: xr.Dataset) -> None:
     """The fraction removed by band; nothing where the interval has no end."""
     drawn = []
     for at, label, color in _each(ds):
-        y, low, high = with_interval(at, "removed_steady_of_model").values
-        unknown = np.isinf(low) | np.isinf(high)
-        y, low, high = np.where(unknown, np.nan, (y, low, high))
+        y, low, high = _fractions(at)
         drawn.append(Series(label, y, color, low, high))
     dots(cell, list(map(str, ds["band"].values)), drawn, limits=REMOVED)
     cell.axvline(PUBLISHED, color=GREY, linewidth=0.9, linestyle=DASHED, zorder=1)
     cell.set_xlabel(wrapped("share removed; dashed: [Ruscio], early", ACROSS, TEXT))
+
+
+def _fractions(at: xr.Dataset) -> np.ndarray:
+    """The fraction removed with its interval, [3, band]; none where the interval has no end."""
+    fractions = with_interval(at, "removed_steady_of_model").values
+    return np.where(np.isinf(fractions[1:]).any(0), np.nan, fractions)
 
 
 def losses(cell: Axes, ds: xr.Dataset) -> None:
