@@ -126,4 +126,4 @@ def test_a_command_prints_headlines_and_its_answer_and_imports_few_modules(tmp_p
     assert modules <= MODULES
 
 
-MODULES = 90  # of ours that `headwater trajectory` imports
+MODULES = 60  # of ours that `headwater trajectory` imports
