@@ -13,7 +13,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -23,7 +22,6 @@ from .data.prompts import Drawn
 from .errors import InputError
 from .headlines import write_tables
 from .measure import Measure, Unit
-from .models.edited import Edited
 from .models.view import View
 from .options import Loading, Options, Prompts
 from .results.dataset import attributes, kept, provenance, save
@@ -35,7 +33,6 @@ from .run.store import RESULT, Store, going_on, unfinished
 Results: TypeAlias = dict[str, xr.Dataset]
 Remark: TypeAlias = Callable[[str], object]
 
-COMPARED = 8  # prompts on which a changed model is held against the original
 KEY = (
     "weights",
     "backend",
@@ -88,7 +85,6 @@ def run(
     load: Callable[[str], View] | None = None,
     advance: Advance | None = None,
     remark: Remark = lambda line: None,
-    marks: Mapping[str, Any] | None = None,
     finish: Callable[[Measure, Results, Path], object] | None = None,
 ) -> Results:
     """Measure every model and write NAME.nc (NAME-MODEL.nc for each of several), NAME.md, and the chart as PNG and SVG.
@@ -101,8 +97,7 @@ def run(
         prompts, loading: which prompts, and how models are loaded.
         load: loads a model in another way, such as one that is in memory already.
         advance: hears (what is running, done, in all).
-        remark: hears in one line what there is to say about prompts, resuming, and what a change of a model does.
-        marks: further attributes of the results.
+        remark: hears in one line what there is to say about prompts and resuming.
         finish: writes the results instead.
 
     Returns:
@@ -127,10 +122,9 @@ def run(
             parts = [
                 _unit(measure, unit, model, one, stores[label(one.name, unit)], prompts.seed, advance) for unit in units
             ]
-            ds = one.described(measure.joined(parts, model)).assign_attrs(
-                attributes({"measure": measure.name, **(marks or {})})
+            results[one.name] = one.described(measure.joined(parts, model)).assign_attrs(
+                attributes({"measure": measure.name})
             )
-            results[one.name] = changed(ds, model, one, remark) if isinstance(model, Edited) and len(one.tokens) else ds
         if processes.first():
             (finish or write)(measure, results, out)
     return results
@@ -157,27 +151,6 @@ def _unit(
         return measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
 
     return kept(store, compute)
-
-
-def changed(ds: xr.Dataset, model: Edited, one: Subject, remark: Remark) -> xr.Dataset:
-    """The result with what the model's change does to its predictions: loss before and after, and KL, by prompt."""
-    from .measures.consequences import consequences  # not above: few models are changed
-
-    tokens = one.tokens[:COMPARED]
-    if tokens.shape[1] < 3:
-        return ds
-    after, divergence = consequences(model, tokens, model.original)
-    before, _ = consequences(model.original, tokens)
-    assert divergence is not None
-    columns = {
-        "loss_unchanged": np.nanmean(before[:, 1:], axis=1),
-        "loss_changed": np.nanmean(after[:, 1:], axis=1),
-        "kl_changed": divergence[:, 1:].mean(axis=1),
-    }
-    loss = f"loss {columns['loss_changed'].mean():.4f}, was {columns['loss_unchanged'].mean():.4f}"
-    remark(f"{model.identity.name}: {loss}; KL {columns['kl_changed'].mean():.4f} nat on {len(tokens)} prompts")
-    unit = {"units": "nat"}
-    return ds.assign({name: ("compared", values, unit) for name, values in columns.items()})
 
 
 def subjects(

@@ -8,24 +8,19 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pages
 import pytest
-import xarray as xr
-from drawn import bos_result, leakage_result, result
-from legible import LONG, faults
+from drawn import result
 from markupsafe import escape
 
 from probes import report
 from probes.headlines import tables
 from probes.measure import measure
 from probes.measures.map import MAP
-from probes.report import models, overview, sections
+from probes.report import models, sections
 from probes.report.page import is_number
-from probes.results.curves import band, smooth_between
-from probes.results.dataset import combine, load
+from probes.results.dataset import load
 from probes.results.folder import Collected, collect
-from probes.results.profiles import profiles
 from toy.match import MEASURE as MATCH
 
 LLM = Path(__file__).resolve().parent.parent / "reports" / "llm"
@@ -97,7 +92,9 @@ def test_answers_and_the_picture_stand_first_and_what_could_not_be_judged_last(h
     assert places == sorted(places)
     shown = {section.name for section in page.sections}
     assert {kind for kind in collected if kind in sections.ORDER} == shown
-    assert all(section.figure.startswith("<svg") and section.tables for section in page.sections)
+    assert all(section.tables for section in page.sections)
+    drawn = [section.figure for section in page.sections if section.name != report.PICTURED]
+    assert all(figure.startswith("<svg") for figure in [page.picture, *drawn])
     assert page.sections[0].name == "leakage"
     before, after = html.split("could not be judged on these results")
     assert "Larger models have more." not in before
@@ -131,35 +128,6 @@ def test_real_language_models_stand_before_small_ones():
     assert list(report.leading({"small": small, "real": real})) == ["real"]
     assert list(report.leading({"small": small, "real": real}, ["small"])) == ["small"]
     assert list(report.leading({"a": small, "b": small}, ["other"])) == ["a", "b"]
-
-
-# --------------------------------------------------------------------------------------------------------- the picture
-
-
-def test_the_picture_has_profiles_predictions_and_sources():
-    ds = combine([result("pretrained", 0), result("init", 0), result("init", 1)])
-    ds["theory_score_path"] = ds["sensitivity"] * 1.1
-    leakage, swap = leakage_result(), xr.concat([bos_result(), bos_result(1)], "replacement")
-    figure = overview.chart({"ape": ds}, {"ape": leakage}, {"ape": swap})
-    above, below = figure.axes
-    fresh, told, _, smooth = (np.asarray(line.get_ydata(), dtype=float) for line in above.lines)
-    np.testing.assert_allclose(fresh, band([run.mean for run in profiles(ds)["init"]]).centre)
-    np.testing.assert_allclose(told, band([run.mean for run in profiles(ds, "theory_score_path")["init"]]).centre)
-    np.testing.assert_allclose(smooth, smooth_between(profiles(ds)["pretrained"][0].mean))
-    dots = [float(x) for line in below.lines if line.get_marker() == "o" for x in line.get_xdata()]
-    first = bos_result()
-    ends = [float(first[f"residual_steady_{when}_of_model"][0]) for when in ("before", "after")]
-    assert dots == pytest.approx([0.1, 0.2, 0.3, *ends])
-
-
-def test_the_picture_can_be_read_and_leaves_out_what_was_not_measured():
-    ds, leakage = combine([result("pretrained", 0, zeros=20), result("init", 0, zeros=20)]), leakage_result()
-    both = dict.fromkeys(LONG, ds)
-    figure = overview.chart(both, {LONG[0]: leakage}, {})
-    assert faults(figure) == []
-    assert [cell.axison for cell in figure.axes] == [True, True, True, False]
-    assert faults(overview.chart({}, {"ape": leakage}, {"ape": bos_result()})) == []
-    assert overview.chart({}, {}, {}) is None
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

@@ -1,8 +1,6 @@
-"""The scripts in tools/: steps of `make llm` are commands that exist; sizes, mutants and slim results are what they say."""
+"""The scripts in tools/: steps of `make llm` are commands that exist; sizes and slim results are what they say."""
 
-import ast
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -12,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coverage import CoverageData
 from typer.main import get_command
 
 from probes.cli.main import app
@@ -60,66 +57,6 @@ def test_size_counts_a_tree(tmp_path, monkeypatch):
     lines = [line.split() for line in size.report(tmp_path)]
     for words in ("probes 7 4", "probes/report 6 3", "all but tests 7 4", "451 tests/test_all.py"):
         assert words.split() in lines
-
-
-FAULTY = """
-def area(width: float, height: float = 2, *, flat: bool = False) -> float:
-    \"\"\"Not 1, not `a < b`.\"\"\"
-    if not flat and width < 3:
-        raise ValueError(f"{width + 1} is not 2" + str(4))
-    return width * height
-"""
-
-
-def test_mutants_of_a_function_are_all_there_apply_and_are_found_after_a_move(monkeypatch):
-    mutants = tool("mutants", monkeypatch)
-    found = list(mutants.mutants(ast.parse(FAULTY), "probes.one"))
-    assert {(mutant.kind, mutant.before, mutant.after) for mutant in found} == {
-        ("default", "height=2", "height=3"),
-        ("default", "flat=False", "flat=True"),
-        ("and, or", "if not flat and width < 3:", "if not flat or width < 3:"),
-        ("not", "if not flat and width < 3:", "if flat and width < 3:"),
-        ("comparison", "if not flat and width < 3:", "if not flat and width <= 3:"),
-        ("number", "if not flat and width < 3:", "if not flat and width < 4:"),
-        ("arithmetic", "return width * height", "return width / height"),
-        ("sign", "return width * height", "return -(width * height)"),
-    }
-    moved = "x = 'é'; y = 1\n\n\nclass Shape:\n" + "\n".join(f"    {line}" for line in FAULTY.splitlines())
-    there = list(mutants.mutants(ast.parse(moved), "toy.two"))
-    for mutant in found:
-        changed = mutants.applied(mutants.located(mutant, there), moved.encode()).decode()
-        again = list(mutants.mutants(ast.parse(changed), "toy.two"))
-        assert any(mutant.after in (one.before, f"{one.before}:") for one in again)
-    assert mutants.located(found[0]._replace(before="height=5"), there) is None
-    assert len({mutant.kind for mutant in mutants.drawn(found, 6, seed=0)}) == 6
-
-
-CHECKOUT = {
-    "probes/one.py": "def twice(x) -> float:\n    return abs(x)\n\n\ndef unseen(x) -> float:\n    return abs(x)\n",
-    "tests/test_one.py": "from probes.one import twice, unseen\ndef test_one():\n    assert twice(3) == 3\n    unseen(1)\n",
-    "tests/test_broken.py": "def test_broken():\n    raise AssertionError\n",
-}
-
-
-@pytest.mark.slow
-def test_mutants_are_killed_by_tests_that_pass_without_them_and_a_stopped_run_resumes(tmp_path, monkeypatch):
-    mutants, root, out = tool("mutants", monkeypatch), tmp_path / "checkout", tmp_path / "out.jsonl"
-    for name, text in CHECKOUT.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text, encoding="utf-8")
-    subprocess.run("git init -q && git add .", shell=True, cwd=root, check=True)
-    monkeypatch.setattr(mutants, "ROOT", root)
-    contexts = CoverageData(str(tmp_path / ".coverage"))
-    for test in ("tests/test_broken.py::test_broken|run", "tests/test_one.py::test_one|run", "tests/gone.py::test|run"):
-        contexts.set_context(test)
-        contexts.add_lines({str(root / "probes/one.py"): [2, 6]})
-    wanted = [mutants.Mutant(*mutant[:5]) for mutant in mutants.every(root)]
-    assert [mutant.definition for mutant in wanted] == ["twice", "unseen"]
-    assert mutants.run(wanted[:1], out, contexts) == {"killed": 1}
-    assert mutants.run(wanted, out, contexts) == {"killed": 1, "survived": 1}
-    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert [line["mutant"] for line in lines] == [[*mutant[:5]] for mutant in wanted]  # none twice
-    assert lines[0]["by"] == "tests/test_one.py::test_one"
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")

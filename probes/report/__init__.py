@@ -1,20 +1,20 @@
 """The page: all results under a folder as one HTML file, from their answers, charts, tables and the verdicts.
 
-`sections` gathers what is said of every measure, `models` which models and what made the results, `overview` draws the first
-picture, `page` writes the file with its template and style; `measuring` runs the measures of a report.
+`sections` gathers what is said of every measure, `models` which models and what made the results, `page` writes the file
+with its template and style; `measuring` runs the measures of a report.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ..charts import inline, save
+from ..charts import save
 from ..claims.claim import Claim
-from ..measure import Measure
+from ..measure import Measure, measure
 from ..results.folder import Collected
-from ..run.files import waiting
-from . import models, overview
+from . import models
 from .page import Page as Page
 from .page import Section as Section
 from .page import write as write
@@ -22,6 +22,7 @@ from .sections import leading as leading
 from .sections import sections_of
 
 SENTENCES = 5  # on the first screen
+PICTURED = "jacobian"  # whose figure stands there
 
 
 def page_of(
@@ -35,7 +36,7 @@ def page_of(
     more: Sequence[Section] = (),
     others: Sequence[Measure] = (),
 ) -> Page:
-    """The page of all results; its picture is written beside it as overview.png and .svg.
+    """The page of all results; its picture, that of position sensitivity, is written beside it as overview.png and .svg.
 
     Args:
         collected: results by kind and name.
@@ -48,10 +49,11 @@ def page_of(
         others: measures that the registry does not know.
     """
     parts = [*sections_of(collected, first, files=files, more=others), *more]
-    picture = overview.chart(*(leading(collected[kind], first) for kind in ("jacobian", "leakage", "bos-swap")))
-    drawn = ""
-    if picture is not None:
-        drawn = inline(waiting(save(picture, collected.root / "overview")[1]).read_text(encoding="utf-8"))
+    pictured = PICTURED if collected[PICTURED] else ""
+    if pictured:
+        save(measure(pictured).chart(leading(collected[pictured], first)), collected.root / "overview")
+    ((picture, caption),) = [(part.figure, part.caption) for part in parts if part.name == pictured] or [("", "")]
+    parts = [replace(part, figure="") if part.name == pictured else part for part in parts]
     answers = [answer.partition(": ") for part in parts for answer in part.answers]
     names = Counter(name for name, _, _ in answers)
     model = max(names, key=lambda name: names[name], default="")
@@ -59,8 +61,8 @@ def page_of(
     return Page(
         model,
         sentences[:SENTENCES],
-        drawn,
-        overview.CAPTION,
+        picture,
+        caption,
         parts,
         claims,
         models.models(collected),

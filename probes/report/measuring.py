@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +22,7 @@ import xarray as xr
 
 from ..errors import InputError
 from ..loop import Remark, Results, Subject, run, subjects
+from ..measure import Measure
 from ..measure import measure as registered
 from ..models.initialization import CONFIG, Rule, check_rule
 from ..models.view import View
@@ -34,7 +33,6 @@ from ..results.ushape import SHORTEST
 from ..run.files import file_name, remove_cut_short, require_writable
 from ..run.progress import Advance, Part, announce
 
-SCRATCH = ".measuring"  # of the report's folder: studies under way; `collect` does not look into hidden folders
 KEY = "report_key"  # attribute of results: what they depend on
 FILES = ("index", "claims", "overview")  # of the page
 # Of a quick report: prompts by study, and options of any study; intervals get as wide as they get.
@@ -182,31 +180,22 @@ def _measure(
     advance: Advance | None,
     remark: Remark,
 ) -> dict[Path, xr.Dataset]:
-    """One study of one model, in a folder of its own until it is done; an older result of the same model then goes."""
-    # An unfinished full study waits while a quick one is made.
-    scratch = out / SCRATCH / (f"{one.kind}-{QUICK}" if one.full else one.kind) / file_name(subject.name)
+    """One study of one model; an older result of the same model then goes."""
     file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
-
     made: dict[Path, xr.Dataset] = {}
 
-    def write(results: Results) -> None:
+    def write(_: Measure, results: Results, __: Path) -> None:
         (ds,) = results.values()
         made[file] = ds.assign_attrs({KEY: key} | ({QUICK: 1} if one.full else {}))
         save(made[file], file)
 
-    part = Part(advance, _label(one, subject))
     measured = registered(one.file)
     options = measured.options(**one.options, **({"initialization": asked.initialization} if one.fresh else {}))
-    how: dict[str, Any] = {"load": lambda source: model, "advance": part, "remark": remark}
-    how["finish"] = lambda measure, results, out: write(results)
-    run(measured, [subject.source], scratch, options, asked.prompts, **how)
+    how: dict[str, Any] = {"load": lambda source: model, "advance": Part(advance, _label(one, subject))}
+    run(measured, [subject.source], file.parent, options, asked.prompts, remark=remark, finish=write, **how)
     older = before.files.get((one.kind, subject.name), file)
     if older != file:
         older.unlink(missing_ok=True)
-    shutil.rmtree(scratch, ignore_errors=True)
-    for folder in (scratch.parent, scratch.parent.parent):
-        with suppress(OSError):  # another study's unfinished work is in it
-            folder.rmdir()
     return made
 
 
