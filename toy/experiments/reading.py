@@ -317,26 +317,32 @@ def tables_of(headlines: Iterable[Headline], ds: xr.Dataset) -> list[Table]:
         if values is not None:
             dims = tuple(str(dim) for dim in values.dims if dim not in ("seed", "estimate"))
             groups.setdefault(dims, {})[headline.name] = values, headline.form
-    tables = []
-    for dims, columns in groups.items():
-        title = f"Median over seeds (range){', by ' * bool(dims)}{', '.join(dims)}".replace("_", " ")
-        first, form = next(iter(columns.values()))
-        if len(columns) == 1 and math.prod(first.sizes[dim] for dim in dims) > LONG:
-            *dims, across = dims
-            title = f"{title}: {next(iter(columns))}"
-            columns = {label(across, value): (of, form) for (value,), of in places(first, across)}
-        rows = []
-        for labels in product(*(first[dim].values.tolist() for dim in dims)):
-            at = dict(zip(dims, labels, strict=True))
-            here = [(of.sel(at), form) for of, form in columns.values()]
-            if any(np.isfinite(of).any() for of, _ in here):
-                rows.append([*(x if isinstance(x, str) else f"{x:g}" for x in labels), *(_cell(*of) for of in here)])
-        tables.append(Table(title, (*(dim.replace("_", " ") for dim in dims), *columns), rows))
-    return tables
+    return [_table(dims, columns) for dims, columns in groups.items()]
 
 
-def _cell(values: xr.DataArray, form: str) -> str:
-    return interval(*values.values, form=form) if "estimate" in values.dims else range_told(values.values.ravel(), form)
+def _table(dims: tuple[str, ...], columns: Mapping[str, tuple[xr.DataArray, str]]) -> Table:
+    """The headlines of one set of places, which are those of the first; places without any number are left out."""
+    title = f"Median over seeds (range){', by ' * bool(dims)}{', '.join(dims)}".replace("_", " ")
+    first = next(iter(columns.values()))[0]
+    at = {dim: first[dim].values for dim in dims}
+    size = [len(labels) for labels in at.values()]
+    cells, there = [], []
+    for of, form in columns.values():
+        runs = of.sel(at).transpose(*dims, ...).values.reshape(math.prod(size), -1).astype(float)
+        cells.append([_cell(here, form, "estimate" in of.dims) for here in runs])
+        there.append(np.isfinite(runs).any(1))
+    texts, kept, names = np.array(cells, object), np.any(there, 0), [*columns]
+    if len(names) == 1 and len(kept) > LONG:
+        *dims, across = dims
+        title, names = f"{title}: {names[0]}", [label(across, value) for value in at[across].tolist()]
+        texts, kept = texts.reshape(-1, len(names)).T, kept.reshape(-1, len(names)).any(1)
+    places_of = product(*([x if isinstance(x, str) else f"{x:g}" for x in at[dim].tolist()] for dim in dims))
+    rows = [[*place, *texts[:, n]] for n, place in enumerate(places_of) if kept[n]]
+    return Table(title, (*(dim.replace("_", " ") for dim in dims), *names), rows)
+
+
+def _cell(runs: np.ndarray, form: str, estimate: bool) -> str:
+    return interval(*runs, form=form) if estimate else range_told(runs, form)
 
 
 def label(dim: str, value: Any) -> str:
