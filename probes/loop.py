@@ -6,7 +6,7 @@ numbers depend on, piece by piece and then as a whole, until all units are done.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature

@@ -67,15 +67,6 @@ def test_memory_is_the_peak_above_what_was_there():
     assert before.sum() > 0
 
 
-def test_a_section_takes_the_place_of_the_one_with_its_heading():
-    run = module("run")
-    page = run.merged(run.merged("", "## One\n\nold\n"), "## Two\n\n| a |\n")
-    assert page == f"{run.HEAD}\n\n## One\n\nold\n\n## Two\n\n| a |\n"
-    assert run.merged(page, "## One\n\nnew\n") == page.replace("\nold", "\nnew")
-    committed = (FOLDER.parent / "reports" / "benchmarks.md").read_text(encoding="utf-8")
-    assert committed.startswith(run.HEAD)
-
-
 @pytest.mark.slow
 def test_a_benchmark_runs_and_its_section_is_put_into_the_page(tmp_path):
     page = tmp_path / "benchmarks.md"

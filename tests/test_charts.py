@@ -56,24 +56,6 @@ def _words(figure: Figure) -> list[str]:
     return [text.get_text() for cell in figure.axes for text in cell.texts if text.get_gid() == charts.style.NAME]
 
 
-def test_the_stream_at_position_0_is_drawn_with_and_without_bos():
-    along, pairs = (("first", "layer"), (2, 5)), (("place", "layer"), (2, 5))
-    shapes = {"norm_first": along, "norm_others": along, "top_ratio": (("first", "layer", "rank"), (2, 5, 3))}
-    shapes |= dict.fromkeys(("cosine", "cosine_low", "cosine_high"), pairs) | {"cosine_with_bos": (("layer",), (5,))}
-    coords = {"first": ["bos", "text"], "place": ["position 0", "position 1 behind BOS"], "layer": range(5)}
-    ds = xr.Dataset({name: (dims, NOISE.uniform(1, 9, shape)) for name, (dims, shape) in shapes.items()}, coords)
-    norms, cosines, largest = measure("trajectory").chart({"model": ds}).axes
-    for cell, rows in {
-        norms: [ds["norm_others"][0], ds["norm_first"][0], ds["norm_others"][1], ds["norm_first"][1]],
-        cosines: [*ds["cosine"], ds["cosine_with_bos"]],
-        largest: [*ds["top_ratio"].isel(rank=0), [1000, 1000]],
-    }.items():
-        for line, row in zip(cell.lines, rows, strict=True):
-            np.testing.assert_array_equal(line.get_ydata(), row)
-    ds = ds.isel(first=[1], place=[0]).assign(cosine_with_bos=ds["cosine_with_bos"] * np.nan)
-    assert not any("BOS" in word for word in _words(measure("trajectory").chart({"model": ds})))
-
-
 # A form drawn with more than there is room for: its panel, and what must be in it.
 BLOCKS, HEADS = 30, 9
 NOISE = np.random.default_rng(0)
@@ -106,15 +88,6 @@ def test_every_form_can_be_read(form, names):
     height = 3.6 if form == "dots" else 2.3  # two lines of words for each of nine categories
     rows = [Panel("a quantity with a long name (nat²)", lambda cell, _: FORMS[form](cell), height=height)] * 4
     assert faults(panels(dict.fromkeys(names, xr.Dataset()), rows, "word " * 45)) == []
-
-
-def test_words_too_many_for_a_panel_are_noticed_by_the_test_itself():
-    figure, cells = sheet(1, 1, height=0.8)
-    charts.curves(cells[0, 0], CROWD)
-    assert faults(figure)
-    cells[0, 0].clear()
-    figure.text(0.9, 0.5, "leaves the canvas at the right")
-    assert any("leaves" in fault for fault in faults(figure))
 
 
 # ------------------------------------------------------------------------------------------------ what forms draw
@@ -183,13 +156,6 @@ def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down(cell):
     charts.stacks(cell, [Series("a", [1.0, -1]), Series("b", [2.0, 3]), Series("c", [-1.0, -2])])
     bars = [(bar.get_y(), bar.get_height()) for bar in cell.patches]
     assert bars == [(0, 1), (0, -1), (1, 2), (0, 3), (0, -1), (-1, -2)]
-
-
-def test_pictures_are_the_patterns_and_named(cell):
-    charts.pictures(cell, [np.tri(4), np.eye(4)], ["block 5, head 1", "block 6, head 0"])
-    shown = cell.child_axes
-    assert [picture.get_title() for picture in shown] == ["block 5,\nhead 1", "block 6,\nhead 0"]
-    np.testing.assert_array_equal(shown[1].images[0].get_array(), np.eye(4))
 
 
 # ------------------------------------------------------------------------------------------------------- figures

@@ -16,10 +16,7 @@ from claimed import CASES, HUB, LENGTH, U, given, judged, leaks, profile, scalar
 from pages import held
 from typer.main import get_command
 
-from probes.claims.claim import SLUG, Claim, beside, claims_table, merged, origin
-from probes.claims.evidence import real
-from probes.claims.ledger import Source
-from probes.claims.rules import Told, sure
+from probes.claims.claim import Claim, beside, claims_table, merged, origin
 from probes.claims.sources import STATED, claims
 from probes.cli.main import app
 from probes.measures.map import Place, atlas
@@ -63,26 +60,6 @@ def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
             name, command, rest = group.resolve_command(None, arguments)
             command.make_context(name, rest)  # raises what it would refuse
     assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]", "[Xiao]"}
-
-
-def test_a_decorated_function_is_a_statement_and_a_bad_id_is_refused():
-    source = Source("[X]", "x", real("sinks"), "1", published="2 %")
-
-    @source("a", rule="r")
-    @source("b", "2", "Said.", kind="ours", rule="s", limit=3)
-    def _(ds: xr.Dataset, limit: float = 1) -> Told:
-        """A claim
-        in two lines.
-        """
-        return f"{limit:g}", sure(limit < 2)
-
-    second, first = source.but(published="-").statements
-    assert [one.judged(given(sinks={"y": sunk()})).verdict for one in (first, second)] == ["holds", "does not hold"]
-    told = [(s.id, s.source, s.claim, s.published) for s in (first.statement, second.statement)]
-    assert told == [("x-a", "[X] 1", "A claim in two lines.", "2 %"), ("x-b", "[X] 2", "Said.", "2 %")]
-    with pytest.raises(ValueError, match="id 'x-No slug' is no slug"):
-        source("No slug", rule="r")(lambda ds: None)
-    assert SLUG.fullmatch("x-2.5b")
 
 
 def check(name: str, collected: Collected, verdict: str | None = None, **beginnings: str) -> None:

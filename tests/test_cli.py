@@ -4,12 +4,10 @@ import dataclasses
 import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +97,6 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
         call(monkeypatch, "pretrain", "tiny-llama", "--out", "out")
 
 
-def test_recipes_named_in_the_help_are_all_there_are(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-    call(monkeypatch, "pretrain", "--help")
-    shown = capsys.readouterr().out
-    line = next(line for line in shown.splitlines() if "tiny-llama, " in line)
-    assert [word.strip(",.") for word in line.split() if word.startswith("tiny-")] == list(RECIPES)
-
-
 def test_pretrain_from_the_command_line(monkeypatch, capsys, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n} times {n + 1} is {n * n + n}, said the {n % 7}th of them.\n" for n in range(3000)))
@@ -159,17 +149,6 @@ def test_defaults_are_those_of_the_library():
         chosen = {"method", "reacts", "pictures"}  # commands sketch, and look at more of heads
         both = (set(offered) & set(library)) - chosen
         assert {key: offered[key] for key in both} == {key: library[key] for key in both}, name
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_help_breaks_lines_where_the_terminal_does(name, monkeypatch, capsys):
-    width = 70
-    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", width)
-    call(monkeypatch, name, "--help")
-    text = capsys.readouterr().out.partition("Usage:")[2].partition("╭")[0]
-    for paragraph in re.split(r"\n\s*\n", text)[1:]:
-        for line, following in pairwise(paragraph.strip("\n").splitlines()):
-            assert len(line.rstrip()) + 1 + len(following.split()[0]) > width - 2, line
 
 
 @pytest.mark.parametrize(

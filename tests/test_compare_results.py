@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import call
 from scipy.stats import t as student
 
 import probes
@@ -15,7 +14,7 @@ from probes.compare import compare_results, comparison_report, pairing
 from probes.errors import InputError
 from probes.measures.leakage import leakage
 from probes.results.dataset import dataset, save
-from probes.results.statistics import Interval, apart, jackknifed, paired
+from probes.results.statistics import apart, jackknifed, paired
 from probes.results.ushape import shape_of
 
 LENGTH = 20
@@ -55,11 +54,6 @@ def measured():
         "leakage": leakage(model, tokens, bootstrap=20),
         "retrieval": probes.retrieval(model, pairs=9, digits=3, keys="apart", contexts=4, candidates=3),
     }
-
-
-def test_independent_intervals_add_in_quadrature():
-    assert apart(Interval(1, 0, 3), Interval(10, 6, 13))[:3] == (9, 9 - math.hypot(4, 2), 9 + math.hypot(3, 1))
-    assert np.isnan(apart(Interval(1, math.nan, math.nan), Interval(2, 1, 3))[1:3]).all()
 
 
 def test_scaled_copy_has_that_factor_without_doubt(measured):
@@ -292,19 +286,3 @@ def test_what_cannot_be_compared_is_refused(measured):
     ):
         with pytest.raises(InputError, match=says):
             compare_results(one, two)
-
-
-def test_the_command_prints_and_writes(monkeypatch, capsys, tmp_path):
-    a, b = drawn(np.random.default_rng(14))
-    files = tmp_path / "a.nc", tmp_path / "b.nc"
-    save(profile(a), files[0])
-    save(profile(b, text_source="prose"), files[1])
-    words = ["compare", *files, "--out", tmp_path / "new" / "both.md"]
-    assert call(monkeypatch, *map(str, words)) == 0
-    written = (tmp_path / "new" / "both.md").read_text(encoding="utf-8")
-    row = compare_results(*files).row("middle")
-    for text in (capsys.readouterr().out, written):
-        assert f"x {row.change.value:#.3g} [{row.change.low:#.3g}, {row.change.high:#.3g}]" in text
-        assert "differs: text: not said in A, prose in B" in text
-        assert "units are 12 prompts" in " ".join(text.split())
-    assert "`headwater compare " in written

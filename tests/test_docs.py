@@ -7,7 +7,6 @@ which depend on the machine, need not, and lines may be left out.
 
 from __future__ import annotations
 
-import importlib.util
 import pkgutil
 import re
 import shlex
@@ -112,11 +111,6 @@ def test_examples_run_and_print_what_the_page_says(page, tmp_path, monkeypatch, 
             printed = shown.err if code else shown.out
 
 
-def test_what_counts_as_the_same_output():
-    assert lacking("total 0.5 nat²\nmask 3", "total 0.7 nat²\nand mask 5") == []
-    assert lacking("mask total", "total mask") == ["total"]
-
-
 @every_page
 def test_outputs_follow_what_made_them_links_resolve_and_options_exist(page):
     found, program = blocks(page), typer.main.get_command(cli.app)
@@ -212,18 +206,3 @@ def test_the_example_of_a_measure_is_a_command_and_measures_what_it_says(tmp_pat
     expected = (patterns * back).sum(-1).mean(2)
     assert ds["distance"].dims == ("prompt", "layer", "position")
     torch.testing.assert_close(torch.tensor(ds["distance"].values), expected, rtol=1e-4, atol=1e-5)  # float32
-
-
-def test_formulas_are_drawn_without_a_script():
-    spec = importlib.util.spec_from_file_location("mathematics", DOCS / "hooks" / "mathematics.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for page, expected in (
-        (r'<p>with <span class="arithmatex">\(x_j\)</span> read</p>', ("<math", "<msub>")),
-        (r'<div class="arithmatex">\[\| J \| &lt; 1\]</div>', ('display="block"', "&#x0003C;")),
-    ):
-        drawn = module.mathml(page)
-        assert all(part in drawn for part in expected)
-        assert "arithmatex" not in drawn

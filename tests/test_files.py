@@ -1,14 +1,12 @@
 """Files appear whole or not at all."""
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 from commands import listing
 
 from probes.errors import InputError
-from probes.run.files import atomic, require_writable, table_lines, together, write_json, write_table
+from probes.run.files import atomic, table_lines, together, write_table
 
 
 def test_atomic_write_replaces_the_file_and_leaves_nothing_else(tmp_path):
@@ -38,41 +36,12 @@ def test_failed_write_keeps_the_old_file(tmp_path, error):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_permissions_are_those_of_any_other_file(tmp_path):
-    plain, ours = tmp_path / "plain", tmp_path / "ours"
-    plain.touch()
-    with atomic(ours) as temporary:
-        temporary.touch()
-    assert stat.S_IMODE(ours.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
-
-
-def test_write_below_a_file_is_bad_input_that_names_the_path(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"file/out\.json.*choose a folder"):
-        write_json(tmp_path / "file" / "out.json", {})
-
-
-def test_json_is_indented_and_keeps_its_characters(tmp_path):
-    write_json(tmp_path / "a.json", {"é": [1]})
-    assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "é": [\n    1\n  ]\n}\n'
-
-
 def test_bars_and_line_breaks_in_a_table_end_no_cell(tmp_path):
     columns, rows = ("|h_0|", "said"), [["1", "a | b"], ["2", "two\nlines"]]
     expected = [r"| \|h_0\| | said |", "| --- | --- |", r"| 1 | a \| b |", "| 2 | two lines |"]
     assert table_lines(columns, rows) == expected
     write_table(tmp_path / "page.md", "Title", ["Said."], columns, rows)
     assert (tmp_path / "page.md").read_text(encoding="utf-8").splitlines()[-4:] == expected
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_writable_check_refuses_a_folder_without_permission(tmp_path):
-    tmp_path.chmod(0o555)
-    try:
-        with pytest.raises(InputError, match="Permission denied"):
-            require_writable(tmp_path / "a")
-    finally:
-        tmp_path.chmod(0o755)
 
 
 def write(path: Path, text: str) -> None:

@@ -80,14 +80,6 @@ def known(module: str) -> set[str]:
     return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
 
 
-def test_reader_of_imports_sees_every_form():
-    lines = ["import a.b", "from c import d", "from . import e", "from .f import g", "from ..h import i"]
-    source = "\n".join([*lines, "def f():", "    from j import k"])
-    expected = {"a.b", "c", "c.d", "p.q", "p.q.e", "p.q.f", "p.q.f.g", "p.h", "p.h.i", "j", "j.k"}
-    assert imported(source, "p.q.r", package=False) == expected
-    assert imported("from .f import g", "p.q", package=True) == {"p.q.f", "p.q.f.g"}
-
-
 def test_modules_import_downwards_only():
     for module, names in MODULES.items():
         if module == CONTENTS:

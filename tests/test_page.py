@@ -18,7 +18,6 @@ from probes.headlines import tables
 from probes.measure import measure
 from probes.measures.map import MAP
 from probes.report import models, sections
-from probes.report.page import is_number
 from probes.results.dataset import load
 from probes.results.folder import Collected, collect
 from toy.match import MEASURE as MATCH
@@ -137,7 +136,7 @@ def test_models_and_what_made_their_results(collected):
     table = models.models(collected)
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     ape = rows["ape"]
-    assert (ape["family"], ape["positions"][:4], ape["position 0 holds"][:3]) == ("llama", "RoPE", "BOS")
+    assert (ape["family"], ape["position 0 holds"][:3]) == ("llama", "BOS")
     assert set(ape["measured"].split(", ")) >= set(pages.KINDS)
     weights = collected["sinks"]["ape"].attrs["weights"]
     assert ape["weights"] == weights[: models.HASH]
@@ -149,26 +148,3 @@ def test_models_and_what_made_their_results(collected):
     assert models.quick_remarks(collected) == []
     quick = replace(collected, results={"sinks": {"ape": collected["sinks"]["ape"].assign_attrs(quick=1)}})
     assert "sinks of ape" in models.quick_remarks(quick)[0]
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"rope_theta": 10000.0}, "RoPE, base 10,000"),
-        ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3"}}, "RoPE, base 500,000, llama3 scaling"),
-        ({"rope_parameters": {"full": {"rope_theta": 1e6}, "some": {}}}, "RoPE, base 1,000,000; -"),
-        ({"rope_theta": 1e4, "sliding_window": 64}, "RoPE, base 10,000, window of 64"),
-        ({"rope_theta": 1e4, "sliding_window": 64, "use_sliding_window": False}, "RoPE, base 10,000"),
-        ({"model_type": "bloom"}, "ALiBi"),
-        ({"model_type": "gpt2"}, "learned"),
-        ({}, "-"),
-    ],
-)  # fmt: skip
-def test_positional_encodings_in_words(config, says):
-    assert models.positional(config) == says
-
-
-@pytest.mark.parametrize("cell", ["0.3 [0.2, 0.4]", "-1,234", "12%", "1.2e-05", "-"])
-def test_cells_that_are_numbers(cell):
-    assert is_number(cell)
-    assert not is_number(f"within noise {cell}")

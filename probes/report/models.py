@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import xarray as xr
@@ -14,7 +13,7 @@ from ..results.tables import Table
 
 HASH = 12  # characters of a hash that are shown
 OF_TOYS = "toy"
-MODEL_COLUMNS = ("model", "family", "blocks", "heads", "width", "positions", "position 0 holds", "weights", "measured")
+MODEL_COLUMNS = ("model", "family", "blocks", "heads", "width", "position 0 holds", "weights", "measured")
 PROVENANCE_COLUMNS = ("result", "command", "when (UTC)", "with", "on", "weights", "tokens")
 
 
@@ -44,27 +43,10 @@ def _model(collected: Collected, name: str, kinds: list[str]) -> list[str]:
         first("num_hidden_layers", "n_layer", "num_layers"),
         first("num_attention_heads", "n_head", "num_heads"),
         first("hidden_size", "n_embd", "d_model"),
-        positional(config),
         next((_first(ds) for ds in results if "first_policy" in ds.attrs), "-"),
         ", ".join(hashes) or "-",
         ", ".join(kinds),
     ]
-
-
-def positional(config: Mapping[str, Any]) -> str:
-    """The positional encoding in words, from a configuration; "-" where it does not say."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope and all(isinstance(part, Mapping) for part in rope.values()):  # by the type of block
-        return "; ".join(dict.fromkeys(positional({"rope_parameters": part}) for part in rope.values()))
-    base = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base")))
-    window = config.get("sliding_window")
-    masked = f", window of {window}" if window and config.get("use_sliding_window") is not False else ""
-    if base is not None or rope:
-        kind = str(rope.get("rope_type", rope.get("type", "default")))
-        return f"RoPE{f', base {base:,.0f}' if base else ''}{f', {kind} scaling' * (kind != 'default')}{masked}"
-    if config.get("alibi") or config.get("position_embedding_type") == "alibi" or config.get("model_type") == "bloom":
-        return f"ALiBi{masked}"
-    return f"learned{masked}" if config.get("model_type") in ("gpt2", "opt", "gpt_neo") else "-"
 
 
 def _first(ds: xr.Dataset) -> str:
