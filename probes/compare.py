@@ -83,7 +83,7 @@ def compare_results(a: Result, b: Result) -> Comparison:
     Returns:
         Comparison with `rows` (name, of, a, b, ratio, change, how), `paired`, which says what is paired with what, and
         `remarks`: settings that differ, and numbers that only one of them has. Places (conditions, replacements, bands) are
-        compared like with like; two results of one condition each are compared whichever these are.
+        compared like with like.
 
     Raises:
         InputError: another measure or none, other lengths, no number in common; no result, a file that cannot be read, or
@@ -100,7 +100,6 @@ def compare_results(a: Result, b: Result) -> Comparison:
     if lengths[0] != lengths[1]:
         raise InputError(f"prompts of A have {lengths[0]} tokens, those of B {lengths[1]}; measure both at one length")
     remarks = differing(a, b)
-    a, b = _one_condition(a, b)
     every = [{(n.name, n.where): n for n in numbers(measure, ds)} for ds in (a, b)]
     how, *unit = pairing(a, b)
     rows = []
@@ -125,26 +124,6 @@ def _measure(a: xr.Dataset, b: xr.Dataset) -> Measure:
         raise InputError(f"A is a result of {names[0]}, B of {names[1]}; compare two results of one measure")
     assert measures[0] is not None
     return measures[0]
-
-
-def _one_condition(a: xr.Dataset, b: xr.Dataset) -> tuple[xr.Dataset, xr.Dataset]:
-    """Results of one condition each, which may be two: both are called by the two names."""
-    conditions = [
-        list(map(str, ds["condition"].values if "condition" in ds.dims else [ds.attrs.get("condition", "")]))
-        for ds in (a, b)
-    ]
-    if set(conditions[0]) & set(conditions[1]):
-        return a, b
-    if len(conditions[0]) > 1 or len(conditions[1]) > 1:
-        raise InputError(
-            f"A has {', '.join(conditions[0])}, B {', '.join(conditions[1])}; compare results with a condition in common"
-        )
-    both = " / ".join((conditions[0][0], conditions[1][0]))
-
-    def renamed(ds: xr.Dataset) -> xr.Dataset:
-        return ds.assign_coords(condition=[both]) if "condition" in ds.dims else ds.assign_attrs(condition=both)
-
-    return renamed(a), renamed(b)
 
 
 def comparison_report(found: Comparison, names: tuple[str, str] = ("A", "B")) -> Report:

@@ -145,9 +145,6 @@ def test_conditions_seeds_and_pathways_are_compared_like_with_like():
     alone = compare_results(whole, several.sel(pathway="total", drop=True))
     assert {row.of for row in alone.rows} == {"pretrained"}
     assert any(line.startswith("only in B, or known only there: primacy (init)") for line in alone.remarks)
-    single = compare_results(whole, whole.assign_attrs(condition="init"))
-    assert {row.of for row in single.rows} == {"pretrained / init"}
-    assert "differs: condition: pretrained in A, init in B" in single.remarks
 
 
 def test_positions_cut_off_stay_zero_and_outside_logarithms():
@@ -269,7 +266,6 @@ def test_settings_that_differ_are_named(measured):
 
 def test_what_cannot_be_compared_is_refused(measured):
     a, b = drawn(np.random.default_rng(13))
-    both = profile(a).expand_dims(condition=["init", "init-nope"], seed=[0])
     leaking = measured["leakage"]
     other = leaking.assign_coords(band=["1-2"] * leaking.sizes["band"])
     for one, two, says in (
@@ -281,7 +277,6 @@ def test_what_cannot_be_compared_is_refused(measured):
         (profile(a), profile(b[:, :18]), "prompts of A have 20 tokens, those of B 18"),
         (profile(a).drop_vars("elasticity").assign(x=1), profile(b), "no number in common"),
         (profile(a, options={"measurement": "match"}), profile(b), "a result of match holds no numbers to compare; "),
-        (profile(a), both, "A has pretrained, B init, init-nope; compare results with a condition"),
         (leaking, other, "no number in common"),
     ):
         with pytest.raises(InputError, match=says):
