@@ -14,7 +14,6 @@ so that results differ by rounding alone. They are compared variable by variable
   share of entries that differ, up to `FEW` or one entry: what is nearly at a threshold falls on either side. Entries that
   are not finite on one side alone count in the same way. Means of such shares over all heads (`MEANS`) are smooth numbers:
   they round, and one decision among thousands hardly moves them.
-- Medians read off a histogram (`BINNED`) may move by a bin.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ SMOOTH, FEW, SMALL = 1e-3, 0.02, 1e-2
 NAMED = 6  # variables of a case that are named
 DECIDED = ("sink_rate", "over_tau", "massive", "exact", "rank", "strength")  # parts of names
 MEANS = "_of_model"  # how their names end
-BINNED = {"median_magnitude": 4e-3, "top_ratio": 4e-3}  # two bins, each up to 0.2 % wide
 
 TEXT = "def area(width, height):\n    return width * height\n"
 TRIALS: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
@@ -110,7 +108,7 @@ def differences(here: xr.Dataset, there: xr.Dataset) -> Iterator[Difference]:
             if name.endswith(MEANS) or not any(part in name for part in DECIDED):
                 a, b = a[known].astype(np.float64), b[known].astype(np.float64)
                 apart = np.abs(a - b).max(initial=0.0) / max(np.abs(a).max(initial=0.0), SMALL)
-                yield Difference(name, float(apart), BINNED.get(name, SMOOTH))
+                yield Difference(name, float(apart), SMOOTH)
                 same |= known
         yield Difference(name, float((~same).mean()), max(FEW, 1 / same.size), decided=True)
 

@@ -31,7 +31,6 @@ def changed(values: np.ndarray, count: int, by: float) -> np.ndarray:
         ("alpha", 0.0, 100, None),
         ("alpha", 1.9e-3, 100, None),  # of a largest value of 2
         ("alpha", 2.1e-3, None, 1),
-        ("median_magnitude", 2.1e-3, 1, None),  # a bin of its histogram
         ("sink_rate", 0.5, 2, 3),  # a threshold decides it
         ("sink_rate_of_model", 1.9e-3, 100, None),  # a mean over heads, which rounds
         ("over_tau_of_model", 2.1e-3, None, 1),

@@ -81,12 +81,11 @@ def test_norms_and_largest_dimensions_are_those_of_the_streams(name):
             others = statistics.median(norms[:, layer, 1:].flatten().tolist())
             magnitudes = expected[:, layer, 0].abs().mean(0)
             order = sorted(range(WIDTH), key=lambda k, m=magnitudes: -m[k])[:5]
-            median = statistics.median(expected[:, layer].abs().flatten().tolist())
+            median = statistics.mean(statistics.median_low(one.abs().flatten().tolist()) for one in expected[:, layer])
             np.testing.assert_allclose([at.norm_first, at.norm_others], [alone, others], rtol=1e-5)
-            np.testing.assert_allclose(at.median_magnitude, median, rtol=1e-3)
+            np.testing.assert_allclose(at.median_magnitude, median, rtol=1e-5)
             assert at.top_dimension.values.tolist() == order
-            np.testing.assert_allclose(at.top_value, expected[:, layer, 0].mean(0)[order], rtol=1e-4, atol=1e-6)
-            np.testing.assert_allclose(at.top_ratio, magnitudes[order] / median, rtol=2e-3)
+            np.testing.assert_allclose(at.top_ratio, magnitudes[order] / median, rtol=1e-4)
 
 
 def test_counts_of_a_constructed_stream():
@@ -103,9 +102,8 @@ def test_counts_of_a_constructed_stream():
     found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4).sel(first="bos")
     assert found.massive.values.tolist() == [[2.0, 4.0]] * (BLOCKS + 1)
     assert found.top_dimension.values[:, :4].tolist() == [[3, 10, 40, 41]] * (BLOCKS + 1)
-    assert found.top_value.values[:, :4].tolist() == [[-5000.0, 1500.0, 400.0, 60.0]] * (BLOCKS + 1)
-    median = streams(probes.load(model), tokens)[:, 0].abs().flatten().quantile(0.5)
-    np.testing.assert_allclose(found.top_ratio[0, 0], 5000 / median, rtol=2e-3)  # bins are up to 0.2 % wide
+    median = streams(probes.load(model), tokens)[:, 0].abs().flatten(1).quantile(0.5, dim=1).mean()
+    np.testing.assert_allclose(found.top_ratio[0, 0], 5000 / median, rtol=1e-3)
     with torch.no_grad():
         weight /= 100  # 50,000 medians are above 1,000, but 50 is below 100
     found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4)
@@ -122,7 +120,6 @@ def test_cosines_are_those_of_every_pair(name):
     ids = json.loads(found.attrs["start_ids"])
     assert len(set(ids)) == 7
     assert not {0, 1, 2} & set(ids)  # BOS, end of text, unknown words
-    bos = functional.normalize(streams(model, torch.tensor([[BOS]]))[0, :, -1], dim=-1)
     for place, given in zip(PLACES, ([[i] for i in ids], [[BOS, i] for i in ids]), strict=True):
         directions = functional.normalize(streams(model, torch.tensor(given))[:, :, -1], dim=-1)
         for layer in range(BLOCKS + 1):
@@ -130,8 +127,6 @@ def test_cosines_are_those_of_every_pair(name):
             cosines = (one @ one.T)[tuple(torch.tril_indices(7, 7, -1))]
             expected = [cosines.mean(), *np.quantile(cosines, [0.05, 0.95])]
             np.testing.assert_allclose([at.cosine, at.cosine_low, at.cosine_high], expected, atol=1e-12)
-            if place == PLACES[0]:
-                np.testing.assert_allclose(at.cosine_with_bos, (one @ bos[layer]).mean(), atol=1e-12)
 
 
 def test_seed_decides_the_starts():
@@ -141,42 +136,18 @@ def test_seed_decides_the_starts():
     assert ids[0] == ids[1] != ids[2]
     assert found[0].cosine.equals(found[1].cosine)
     assert not found[0].cosine.equals(found[2].cosine)
-    every = trajectory(model, tokens, starts=VOCABULARY - 3)  # all but BOS, end of text and unknown words
-    assert sorted(json.loads(every.attrs["start_ids"])) == list(range(3, VOCABULARY))
-    # They are of the prompts where these have enough.
-    there = sorted(set(tokens.unique().tolist()) - {BOS})
-    found = trajectory(model, tokens, starts=len(there))
-    assert sorted(json.loads(found.attrs["start_ids"])) == there
-    tokens[0, 1:4] = torch.tensor([1, 2, BOS])  # special wherever they stand
-    few = sorted(set(tokens.unique().tolist()) - {0, 1, 2})
-    assert sorted(json.loads(trajectory(model, tokens, starts=len(few)).attrs["start_ids"])) == few
-    more = json.loads(trajectory(model, tokens, starts=len(few) + 1).attrs["start_ids"])
-    assert not {0, 1, 2} & set(more)
-
-
-def test_ids_without_an_embedding_and_padding_are_no_starts():
-    made = families.model("llama")
-    with torch.no_grad():
-        made.get_input_embeddings().weight[100:] = 0
-    words = families.tokenizer()
+    # They are of the prompts, all of them where these have fewer; special ones wherever they stand are none.
+    tokens[0, 1:4], tokens[1, 5], words = torch.tensor([1, 2, BOS]), 50, families.tokenizer()
     words.pad_token = "w50"
-    model, tokens = probes.load(made, tokenizer=words), some_tokens()
-    every = trajectory(model, tokens, starts=96)
-    assert sorted(json.loads(every.attrs["start_ids"])) == [*range(3, 50), *range(51, 100)]
-    assert not np.isnan(every.cosine).any()
-    with refused("starts=97 ", "give 2 to 96"):
-        trajectory(model, tokens, starts=97)
-    there = set(tokens.unique().tolist()) - {BOS, 50}
-    assert max(there) >= 100
-    rest = sorted(token for token in there if token < 100)
-    assert sorted(json.loads(trajectory(model, tokens, starts=len(rest)).attrs["start_ids"])) == rest
+    there = sorted(set(tokens.unique().tolist()) - {0, 1, 2, 50})
+    padded = trajectory(probes.load(families.model("llama"), tokenizer=words), tokens, starts=1000)
+    assert sorted(json.loads(padded.attrs["start_ids"])) == there
 
 
 def test_starts_of_a_swapped_view_are_not_swapped():
     model, tokens = view("llama"), some_tokens()
     plain, other = (trajectory(one, tokens, starts=6) for one in (model, swapped(model, "mean")))
-    for name in ("cosine", "cosine_low", "cosine_high", "cosine_with_bos"):
-        assert other[name].equals(plain[name])
+    assert other.cosine.equals(plain.cosine)
     assert other.attrs["start_ids"] == plain.attrs["start_ids"]
     assert not np.allclose(other.norm_first.sel(first="bos"), plain.norm_first.sel(first="bos"))
 
@@ -189,7 +160,6 @@ def test_without_bos_there_is_no_control():
     assert model.bos is None
     found = trajectory(model, some_tokens(first=None), starts=4)
     assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], [PLACES[0]])
-    assert np.isnan(found.cosine_with_bos).all()
     assert trajectory(model, some_tokens(first=17), starts=4)["first"].values.tolist() == ["id"]
     assert trajectory(model, some_tokens(prompts=1, first=17), starts=4)["first"].values.tolist() == ["text"]
     assert [row[-1] for row in rows({"ape": found})[0].rows] == ["-"] * (BLOCKS + 1)
@@ -212,17 +182,12 @@ def test_result_is_complete(tmp_path):
     assert {total for _, total in calls} == {calls[-1][0]}
     complete(found, tmp_path / "found.nc")
     (table,) = rows({"ape": found})
-    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    assert [(row["first"], row["layer"]) for row in cells] == [
-        (f, str(n)) for f in ("bos", "text") for n in range(BLOCKS + 1)
-    ]
-    for name, value in {
-        "|h_0|": found.norm_first[0, 1],
-        "cosine": found.cosine[0, 1],
-        "behind BOS": found.cosine[1, 1],
-    }.items():
-        assert float(cells[1][name]) == pytest.approx(float(value), abs=6e-4, rel=6e-3)
-    assert cells[2]["dimension"] == str(int(found.top_dimension[0, 2, 0]))
+    assert [row[1:3] for row in table.rows] == [[f, str(n)] for f in ("bos", "text") for n in range(BLOCKS + 1)]
+    row = dict(zip(table.columns, table.rows[1], strict=True))
+    shown = {"|h_0|": found.norm_first[0, 1], "cosine": found.cosine[0, 1], "behind BOS": found.cosine[1, 1]}
+    for name, value in shown.items():
+        assert float(row[name]) == pytest.approx(float(value), abs=6e-4, rel=6e-3)
+    assert row["dimension"] == str(int(found.top_dimension[0, 1, 0]))
 
 
 def test_answers_where_later_text_matters_and_where_cosines_are_not_known():
@@ -245,9 +210,9 @@ def test_answers_where_later_text_matters_and_where_cosines_are_not_known():
 
 def test_bad_input_is_refused():
     model, tokens = view("llama"), some_tokens()
-    for starts in (1, 126):
-        with refused(f"starts={starts} ", "give 2 to 125"):
-            trajectory(model, tokens, starts=starts)
+    for starts, given in ((1, tokens), (64, torch.full((2, 5), 7))):
+        with refused(f"starts={starts} of ", "give 2 or more"):
+            trajectory(model, given, starts=starts)
     with refused("seed=-1"):
         trajectory(model, tokens, seed=-1)
     with refused("int32"):

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from ...charts import (
     BLUE,
     DASHED,
-    DOTTED,
     GREEN,
     INK,
     VERMILLION,
@@ -60,7 +59,6 @@ def _cosines(cell: Axes, ds: xr.Dataset) -> None:
     for place in map(str, ds["place"].values):
         (name, color), at = PLACES[place], ds.sel(place=place)
         curves(cell, [Series(name, at["cosine"], color, at["cosine_low"], at["cosine_high"], x=x)])
-    curves(cell, [Series("at position 0, with BOS's", ds["cosine_with_bos"], VERMILLION, x=x, line=DOTTED)])
     _streams(cell, ds)
 
 
