@@ -151,8 +151,6 @@ def test_any_part_of_a_result_is_drawn(name, part, tmp_path_factory, tmp_path):
         ("position-bias", {"plan": "some"}, "plan='some' is unknown; give one of product, contrasts"),
         ("rollout", {"prefixes": (18,)}, "prefixes=18 does not fit 17 positions; give at most 17"),
         ("rollout", {"planes": (32,)}, "planes=32 is no plane of 64 dimensions; give 0 to 31"),
-        ("rollout", {"turning": 0.0}, "turning=0.0 is not positive; give a number above 0"),
-        ("rollout", {"trained_cases": ("window 4",)}, "'window 4' is unknown; give one of causal, window 2"),
         ("exchanges", {"every": 200}, "points=100 are too many for steps=10000; give at most 50"),
         ("petroglyph", {"length": 9}, "length=9 is out of range; give 3 to 8"),
         ("petroglyph", {"context": 5}, "context=5 is shorter"),

@@ -41,9 +41,8 @@ TINY: dict[str, list[str]] = {
         *("course-tests=100", "width=8", "batch=8"),
     ],
     "rollout": [
-        *("length=6", "layers=8", "width=8", "seeds=2", "sequences=3", "scales=0.1,1", "windows=3", "prefixes=2"),
-        *("decays=0.3", "trained-blocks=2", "trained-cases=causal,decay 0.3", "trained-width=4", "trained-steps=20"),
-        *("batch=8", "vocabulary=4", "peak-length=40", "peak-layers=4", "peak-decays=0.3,0.7", "planes=11,13"),
+        *("length=6", "layers=8", "seeds=2", "sequences=3", "scales=0.1,1", "windows=3", "prefixes=2", "decays=0.3"),
+        *("peak-length=40", "peak-layers=4", "peak-decays=0.3,0.7", "planes=11,13"),
     ],
     "petroglyph": [
         *("seeds=2", "steps=40", "tests=200", "length=4", "sequences=2", "norm=none,rms", "width=4", "batch=32"),

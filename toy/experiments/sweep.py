@@ -7,13 +7,16 @@ and shows its progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
 from probes.results.dataset import dataset
+
+from .experiment import Work
 
 
 class Measure(NamedTuple):
@@ -66,6 +69,25 @@ def sweep(coords: Mapping[str, Any], *parts: Part, attrs: Mapping[str, Any] | No
                 variables[name] = ((*axes, *measure.dims), arrays[name], described)
     used = {dim for dims, *_ in variables.values() for dim in dims}
     return dataset(variables, coords={dim: x for dim, x in coords.items() if dim in used}, attrs=attrs)
+
+
+def computed(
+    work: Work,
+    label: str,
+    coords: Mapping[str, Any],
+    axes: tuple[str, ...],
+    measures: Mapping[str, Measure],
+    of: Callable[..., Mapping[str, Any]],
+) -> Part:
+    """A whole grid of cells that a function computes of their coordinates; how many are done is shown under the label."""
+    cells = list(product(*(coords[axis] for axis in axes)))
+
+    def found() -> Cells:
+        for done, cell in enumerate(cells, start=1):
+            yield cell, of(*cell)
+            work.advance(label, float(done), float(len(cells)))
+
+    return Part(axes, measures, found())
 
 
 def filled(cells: Iterable[Sequence[Any]], **arrays: Any) -> Cells:

@@ -1,15 +1,23 @@
-"""What a result of rollout says: rates and peaks, tables, theorems 4.1 to 4.7 of [Wu], and what goes beyond them."""
+"""What rollouts of toys' patterns say: rates and peaks, theorems 4.1 to 4.7 of [Wu], and what goes beyond them.
+
+The toys, and how they are measured, are those of `walks`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
+from probes.charts import BLUE, CYCLE, DASHED, DOTTED, GREY, ORANGE, Panel, Series, curves, depth_color, panels
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import QUARTER, Told, above, between
@@ -18,10 +26,11 @@ from probes.results.tables import Table
 from probes.theory.rollout import decay_peak, rope_peak, turned_rates
 from probes.theory.unnormalized import even_shares
 
-from ..reading import (
+from .reading import (
     OVER_RUNS,
     TINY,
     Bound,
+    courses,
     each,
     judge,
     need,
@@ -34,36 +43,28 @@ from ..reading import (
     under,
     within,
 )
-from .bounds import ROUNDING, SUMMED
+from .walks import QUICK as QUICK
+from .walks import ROUNDING, SUMMED, TURNING, directions, path_peaks
+from .walks import Settings as Settings
+from .walks import measure as measure
+
+# -- headlines
 
 BELOW, FLOOR = 0.5, 1e-9  # masses between which a rate is fitted: after the start, before rounding
-LEARNT = -math.log(0.75)  # nats: a trained toy above it has not learnt its task, and is left out
 CONVERGED = 0.05  # mass that is left when "all" has gone
 FALLEN = 0.9  # what is left at most, after the first crossing of the text, of a mass that is falling
 STEADY = 1.5  # factor within which the rates of two halves of a course are one: exponential
 INSIDE = 0.5  # of the text, up to which peaks are compared: beyond, the beginning of the text gathers mass of its own
 EXACT = 1  # token that a peak may be off: two distances are equally good where x* is a whole number
-# What theorems are about: cases, by the beginnings of their names, or variables by theirs. 4.1's argument is about any
-# causal mask.
-CASES = {"4.1": ("causal", "decay", "rope"), "4.2": ("window",), "4.3": ("prefix",)}
-VARIABLES = {"4.4 and 4.5": ("decay_", "decay_peak_"), "4.6 and 4.7": ("rope_",), "App. I": ("planes_",)}
-
-
-def learnt(ds: xr.Dataset) -> xr.Dataset:
-    """Without what was measured on trained toys that failed at their task; their losses stay."""
-    of_toys = [name for name in ds if name != "loss" and {"case", "source", "seed"} <= set(ds[name].dims)]
-    return ds.assign({name: ds[name].where(~(ds["loss"] > LEARNT)) for name in of_toys})
 
 
 def fresh(ds: xr.Dataset, *kinds: str) -> xr.Dataset:
-    """Fresh toys, small logits first; of cases that begin so, if given."""
-    ds = ds.sel(source=[str(source) for source in ds["source"].values if str(source).startswith("fresh")])
-    need(ds.sizes["source"])
-    if not kinds:
-        return ds
-    cases = [str(case) for case in ds["case"].values if str(case).startswith(kinds)]
-    need(cases)
-    return ds.sel(case=cases)
+    """Fresh toys, small logits first, the only ones there are today; of cases that begin so, if given."""
+    for dim, starts in {"source": ("fresh",), "case": kinds}.items():
+        if starts:
+            ds = ds.sel({dim: [name for name in ds[dim].values.tolist() if name.startswith(tuple(starts))]})
+            need(ds.sizes[dim])
+    return ds
 
 
 def rates(outside: np.ndarray, *, part: slice = slice(None)) -> float:
@@ -88,35 +89,37 @@ def by_course(function: Callable[[np.ndarray], float], masses: xr.DataArray) -> 
     return xr.apply_ufunc(function, masses, input_core_dims=[["layer"]], vectorize=True)
 
 
-def promised(bound: np.ndarray) -> float:
-    """Rate per layer that a bound [layer] promises."""
-    known = bound[np.isfinite(bound)]
-    return max(0.0, float(-np.log(max(known[-1], TINY)) / len(known))) if len(known) else math.nan
+def crossing(ds: xr.Dataset, window: int) -> int:
+    """ceil((N-1) / (w-1)): blocks that it takes to come from the last position to the first."""
+    return -(-(setting(ds, "length") - 1) // (window - 1))
 
 
 def top(masses: xr.DataArray) -> xr.DataArray:
-    """At the last layer that a toy has."""
-    return by_course(lambda mass: mass[np.isfinite(mass)][-1] if np.isfinite(mass).any() else np.nan, masses)
-
-
-def crossing(ds: xr.Dataset, window: int) -> int:
-    """ceil((N-1) / (w-1)): blocks that it takes to come from the last position to the first."""
-    return -(-(ds.sizes["key"] - 1) // (window - 1))
+    """At the last layer."""
+    return masses.isel(layer=-1, drop=True)
 
 
 def decay_stars(ds: xr.Dataset) -> xr.DataArray:
     """floor(t / (e^m - 1)) [decay, peak_layer]; a whole x* is given with rounding's help."""
-    layers, decays = range(ds.sizes["peak_layer"]), ds["decay"].values
-    stars = [[math.floor(decay_peak(t, float(m)) + ROUNDING) for t in layers] for m in decays]
-    return xr.DataArray(stars, {"decay": decays, "peak_layer": ds["peak_layer"].values}, ("decay", "peak_layer"))
+    return _by_layer(ds, "decay", lambda t, m: math.floor(decay_peak(t, m) + ROUNDING))
 
 
 def rope_stars(ds: xr.Dataset) -> xr.DataArray:
     """Peaks of the theorem's curve [theta, peak_layer]."""
-    c, layers = float(setting(ds, "turning")) / 2, range(ds.sizes["peak_layer"])
-    stars = [[rope_peak(t, c, float(angle), ds.sizes["distance"]) for t in layers] for angle in ds["theta"].values]
-    coords = {"theta": ds["theta"].values, "peak_layer": ds["peak_layer"].values}
-    return xr.DataArray(stars, coords, ("theta", "peak_layer"))
+    return _by_layer(ds, "theta", lambda t, theta: rope_peak(t, TURNING / 2, theta, ds.sizes["distance"]))
+
+
+def rope_paths(ds: xr.Dataset) -> xr.DataArray:
+    """Peaks of the products of the decays themselves, not of the lemma's square [theta, peak_layer]."""
+    lost = {theta: TURNING * (1 - np.cos(np.arange(ds.sizes["distance"]) * theta)) for theta in ds["theta"].values}
+    every = {theta: path_peaks(of, ds.sizes["peak_layer"]) for theta, of in lost.items()}
+    return _by_layer(ds, "theta", lambda t, theta: every[theta][t])
+
+
+def _by_layer(ds: xr.Dataset, dim: str, peak: Callable[[int, float], float]) -> xr.DataArray:
+    layers = range(ds.sizes["peak_layer"])
+    values = [[peak(t, value) for t in layers] for value in ds[dim].values.tolist()]
+    return xr.DataArray(values, {name: ds[name].values for name in (dim, "peak_layer")}, (dim, "peak_layer"))
 
 
 def peaks(ds: xr.Dataset, name: str) -> xr.DataArray:
@@ -126,60 +129,42 @@ def peaks(ds: xr.Dataset, name: str) -> xr.DataArray:
 
 def even_beyond(ds: xr.Dataset) -> xr.DataArray:
     """(T - 1) / (t + T) by layer t: the share beyond the first token if all weights are equal and not normalized."""
-    shares = [even_shares(ds.sizes["key"], t)[:-1].sum() for t in ds["layer"].values.tolist()]
+    shares = [even_shares(setting(ds, "length"), t)[:-1].sum() for t in ds["layer"].values.tolist()]
     return xr.DataArray(shares, {"layer": ds["layer"].values}, ("layer",))
 
 
-def lost_by_planes(ds: xr.Dataset, which: int) -> xr.DataArray:
-    """The least (0) or largest (1) f(x) / x^2 of the drawn directions, which noise does not change."""
-    of = ds["planes_lost"].isel(noise=0, drop=True)
-    return by_course(lambda lost: turned_rates(lost)[which], of.rename(distance="layer"))
+def least_rates(ds: xr.Dataset) -> xr.DataArray:
+    """The least f(x) / x^2 of the drawn directions [turned, seed]: rollouts' bounds fall with distance if it is positive."""
+    coords = {dim: ds[dim].values.tolist() for dim in ("turned", "seed")}
+    drawn = [[directions(kind, ds.sizes["distance"], n)[2] for n in coords["seed"]] for kind in coords["turned"]]
+    return xr.DataArray([[turned_rates(lost)[0] for lost in of] for of in drawn], coords, ("turned", "seed"))
 
 
-def counted(ds: xr.Dataset, theorem: str, what: str) -> xr.DataArray:
-    """How many numbers are "violations" of a theorem's bounds, or were "checked"."""
-    if theorem in CASES:
-        total = (
-            ds[what].sel(case=[str(case) for case in ds["case"].values if str(case).startswith(CASES[theorem])]).sum()
-        )
-    else:
-        total = sum(ds[f"{name}{what}"].sum() for name in VARIABLES[theorem])
-    return xr.DataArray(float(total))
-
-
-def some_layers(of: xr.DataArray) -> xr.DataArray:
+def few_layers(of: xr.DataArray) -> xr.DataArray:
     """At a few layers."""
     last = int(of["layer"][-1])
     return of.sel(layer=sorted({last // 6, last // 3, last // 2, last}))
 
 
-THEOREMS = (*CASES, *VARIABLES)
-TOP = Headline("mass beyond the first token (prefix) at the top", lambda ds: top(ds["outside"]))
-RATE = Headline("rate per layer", lambda ds: by_course(rates, ds["outside"]))
 HEADLINES = (
-    *(Headline(f"{of}: compared", partial(counted, theorem=of, what="checked"), form=",.0f") for of in THEOREMS),
-    *(Headline(f"{of}: beyond", partial(counted, theorem=of, what="violations"), form=",.0f") for of in THEOREMS),
-    *(Headline("eps", lambda ds: ds["eps"]), TOP, RATE),
-    Headline("the bound's rate", lambda ds: by_course(promised, ds["outside_bound"])),
-    Headline("least share of the first tokens", lambda ds: top(ds["share"])),
-    Headline(f"loss, nats (learnt: {LEARNT:.2f} or less)", lambda ds: ds["loss"]),
+    Headline("eps", lambda ds: fresh(ds)["eps"]),
+    Headline("mass beyond the first token (prefix) at the top", lambda ds: top(fresh(ds)["outside"])),
+    Headline("rate per layer", lambda ds: by_course(rates, fresh(ds)["outside"])),
+    Headline("least share of the first tokens", lambda ds: top(fresh(ds)["share"])),
     Headline("peak under decay", lambda ds: peaks(ds, "decay"), form="g"),
     Headline("the theorem's peak", decay_stars, form="g"),
-    Headline("that of products of decays", lambda ds: ds["decay_paths"], form="g"),
     Headline("peak with RoPE", lambda ds: peaks(ds, "rope"), form="g"),
     Headline("peak of the theorem's curve", rope_stars, form="g"),
-    Headline("that of products", lambda ds: ds["rope_paths"], form="g"),
-    Headline("several planes: least f(x) / x^2, nats", partial(lost_by_planes, which=0)),
-    Headline("largest", partial(lost_by_planes, which=1)),
-    Headline("other attention: share beyond the first token", lambda ds: some_layers(fresh(ds)["beyond"])),
-    Headline("sequences of which nothing arrives", lambda ds: some_layers(fresh(ds)["gone"]), form=".0%"),
-    Headline("equal weights, as they are, in theory", lambda ds: some_layers(even_beyond(ds))),
+    Headline("that of products", rope_paths, form="g"),
+    Headline("several planes: least f(x) / x^2, nats", least_rates),
+    Headline("other attention: share beyond the first token", lambda ds: few_layers(fresh(ds)["beyond"])),
+    Headline("sequences of which nothing arrives", lambda ds: few_layers(fresh(ds)["gone"]), form=".0%"),
 )
 
 
 def tables(ds: xr.Dataset) -> list[Table]:
-    """All numbers; of trained toys, those that learnt their task."""
-    return tables_of(HEADLINES, learnt(ds))
+    """All numbers."""
+    return tables_of(HEADLINES, ds)
 
 
 # -- statements
@@ -194,37 +179,59 @@ HALF = "within the first half of the text"
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """Theorems 4.1 to 4.7, their bounds on all toys and their statements on fresh ones, and what goes beyond."""
-    ds = learnt(ds)
     return [*judge(theorem, ds), *judge(further, ds)]
 
 
-def bounded(ds: xr.Dataset, of: str) -> Told:
-    """No number beyond its bound."""
-    beyond, compared = (int(counted(ds, of, what)) for what in ("violations", "checked"))
+def bounded(ds: xr.Dataset, of: Sequence[str], cases: Sequence[str]) -> Told:
+    """No number beyond its bound, of these variables under these masks and encodings."""
+    ds = fresh(ds, *cases)
+    beyond, compared = (int(sum(ds[f"{name}{what}"].sum() for name in of)) for what in ("violations", "checked"))
     need(compared)
     return f"{beyond:,} of {compared:,} numbers beyond", beyond == 0
 
 
-BOUNDS = {
-    "4.1": "Under a causal mask the rollout's mass at token j and beyond is bounded: P(z_i >= j) <= (1 - j eps)^(t+1).",
-    "4.2": "Under a window of w tokens the rollout's mass at token j and beyond is bounded: "
-    "P(z_i >= j) <= (1 - j eps^m)^floor((t+1)/m), m = ceil((N-1)/(w-1)).",
-    "4.3": "With a prefix of K tokens the rollout's mass outside it obeys the bound of the causal mask, and every share "
-    "inside it is at least eps.",
-    "4.4 and 4.5": "Under a decay mask of rate m attention entries go like e^-(i-j)m and rollouts like "
-    "C(t+i-j, i-j) e^-(i-j)m, within the theorems' constants.",
-    "4.6 and 4.7": "Under RoPE attention entries go like e^-c(i-j)^2 theta^2 and rollouts like C(t+i-j, i-j) times it, "
-    "within the theorems' constants.",
+# By theorem: variables, by the beginnings of their names; cases, by theirs (4.1 is about any causal mask); the statement.
+BOUNDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "4.1": (
+        ("",),
+        ("causal", "decay", "rope"),
+        "Under a causal mask the rollout's mass at token j and beyond is bounded: P(z_i >= j) <= (1 - j eps)^(t+1).",
+    ),
+    "4.2": (
+        ("",),
+        ("window",),
+        "Under a window of w tokens the rollout's mass at token j and beyond is bounded: "
+        "P(z_i >= j) <= (1 - j eps^m)^floor((t+1)/m), m = ceil((N-1)/(w-1)).",
+    ),
+    "4.3": (
+        ("",),
+        ("prefix",),
+        "With a prefix of K tokens the rollout's mass outside it obeys the bound of the causal mask, and every share "
+        "inside it is at least eps.",
+    ),
+    "4.4 and 4.5": (
+        ("decay_", "decay_peak_"),
+        (),
+        "Under a decay mask of rate m attention entries go like e^-(i-j)m and rollouts like "
+        "C(t+i-j, i-j) e^-(i-j)m, within the theorems' constants.",
+    ),
+    "4.6 and 4.7": (
+        ("rope_",),
+        (),
+        "Under RoPE attention entries go like e^-c(i-j)^2 theta^2 and rollouts like C(t+i-j, i-j) times it, "
+        "within the theorems' constants.",
+    ),
 }
-for _of, _text in BOUNDS.items():
-    _id = f"{_of.replace(' ', '-')}-bound"
-    theorem(_id, f"Thm {_of}", _text, rule=NO_NUMBER, kind="theorem", of=_of)(bounded)
-_text = (
+for _thm, (_names, _kinds, _claim) in BOUNDS.items():
+    _given: Any = {"rule": NO_NUMBER, "kind": "theorem", "of": _names, "cases": _kinds}
+    theorem(f"{_thm.replace(' ', '-')}-bound", f"Thm {_thm}", _claim, **_given)(bounded)
+_claim = (
     "RoPE in several planes has bounds as one plane has: with f(x) what a logit loses over the distance x and a and b the "
     "least and largest f(x) / x^2, rollouts lie between C(t+x, x) e^-b x^2 and C(t+x, x) e^-a x^2 / (t+1), within "
     "constants, for queries and keys of any directions."
 )
-further("app-i-planes-bound", "App. I", _text, rule=NO_NUMBER, kind="theorem", of="App. I")(bounded)
+_given = {"rule": NO_NUMBER, "kind": "theorem", "of": ("planes_",), "cases": ()}
+further("app-i-planes-bound", "App. I", _claim, **_given)(bounded)
 
 
 @theorem(
@@ -285,7 +292,7 @@ def _(ds: xr.Dataset) -> Told:
 def kept(ds: xr.Dataset) -> xr.DataArray:
     """The least share of a prefix token at the top, times `STEADY`, over that of the middle layer."""
     share = fresh(ds, "prefix")["share"]
-    return STEADY * top(share) / share.isel(layer=(int(share.notnull().any(("case", "source", "seed")).sum()) - 1) // 2)
+    return STEADY * top(share) / share.isel(layer=(share.sizes["layer"] - 1) // 2)
 
 
 LEFT = Headline(
@@ -321,7 +328,7 @@ def off_stars(ds: xr.Dataset) -> xr.DataArray:
 def turned(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
     """Peaks under RoPE [theta, seed, peak_layer], large angles first, and whether they are where peaks are compared."""
     order = np.argsort(-ds["theta"].values)
-    compared = ds["rope_paths"].isel(theta=order) < INSIDE * ds.sizes["distance"]
+    compared = rope_paths(ds).isel(theta=order) < INSIDE * ds.sizes["distance"]
     return peaks(ds, "rope").isel(noise=0, drop=True).isel(theta=order), compared
 
 
@@ -358,7 +365,7 @@ def away(ds: xr.Dataset, *attention: str) -> xr.DataArray:
     """The share beyond the first token at the top, of fresh toys; a sequence counts whole if nothing arrives."""
     of = fresh(ds[["beyond", "gone"]]).sel(attention=list(attention))
     gone = top(of["gone"])
-    return gone + (1 - gone) * top(of["beyond"].fillna(0).where(of["gone"].notnull()))
+    return gone + (1 - gone) * top(of["beyond"].fillna(0))
 
 
 ROW = "of the last query's row of the product, divided by its sum, what is beyond the first token at the top"
@@ -371,3 +378,72 @@ _text = (
     "divided by their sums converges as softmax does."
 )
 state(further, "other-attention-summed", _text, ROWS, under(CONVERGED), kind="ours")
+
+
+# -- charts
+
+LEAST = 1e-6  # of the axes of masses: what is left below says the same
+TITLE = "Rollouts of attention against the theorems' bounds and peaks"
+CAPTION = (
+    "Medians over seeds and ranges. Masses: dashed lines are bounds. Peaks: lines are products of the decays alone (under "
+    "decay the theorem's x*), dotted lines the theorem's curve."
+)
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """Theorems 4.1, 4.2, 4.5 and 4.7 on toys with the smallest logits or noise."""
+    rows = [
+        Panel("mass beyond the first token, causal mask", _masses, height=2.7),
+        Panel("mass beyond the first token, windows", _windows, height=2.7),
+        Panel("distance of the peak under decay", _decay_peaks, height=2.7),
+        Panel("distance of the peak with RoPE", _rope_peaks, height=2.7),
+    ]
+    return {"": panels({TITLE: fresh(ds)}, rows, CAPTION)}
+
+
+def _line(cell: Axes, values: xr.DataArray, name: str, color: str, **look: Any) -> None:
+    """The median over seeds, by the number of layers."""
+    values = values.median("seed") if "seed" in values.dims else values
+    curves(cell, [Series(name, values, color, x=values["layer"] + 1, **look)], log=True, decades=None)
+    cell.set(ylim=(LEAST, 2), xlabel="layers", xlim=(0, None))
+
+
+def _masses(cell: Axes, ds: xr.Dataset) -> None:
+    """Causal toys by the size of their logits, and attention whose rows do not sum to 1."""
+    causal, beyond = ds.sel(case=ds["case"].values[0]), ds["beyond"].isel(source=0)
+    _line(cell, causal["outside_bound"].isel(source=0), "bound", BLUE, line=DASHED, width=1.0)
+    for source, color in zip(ds["source"].values, CYCLE, strict=False):
+        _line(cell, causal["outside"].sel(source=source), str(source), color)
+    _line(cell, beyond.sel(attention="sigmoid"), "sigmoid", ORANGE, width=3.0, alpha=0.6)
+    _line(cell, even_beyond(ds), "equal weights", GREY, line=DOTTED)
+    _line(cell, beyond.sel(attention=f"sigmoid{SUMMED}"), f"sigmoid{SUMMED}", ORANGE, line=DASHED)
+
+
+def _windows(cell: Axes, ds: xr.Dataset) -> None:
+    """The same by window, for the smallest logits."""
+    of = ds.isel(source=0)
+    widths = sorted(int(case.split()[1]) for case in of["case"].values.tolist() if case.startswith("window"))
+    cases = {f"window {w}": f"window of {w}: {crossing(ds, w)} layers cross the text" for w in widths}
+    for n, (case, name) in enumerate(cases.items()):
+        color = to_hex(depth_color(n, len(cases)))
+        _line(cell, of["outside"].sel(case=case), name, color)
+        _line(cell, of["outside_bound"].sel(case=case), "", color, line=DASHED, width=0.8)
+
+
+def _decay_peaks(cell: Axes, ds: xr.Dataset) -> None:
+    _peaks(cell, peaks(ds, "decay").isel(scale=0), {"-": decay_stars(ds)}, "nats per token")
+
+
+def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
+    _peaks(cell, peaks(ds, "rope").isel(noise=0), {"-": rope_paths(ds), DOTTED: rope_stars(ds)}, "rad per token")
+
+
+def _peaks(cell: Axes, at: xr.DataArray, lines: Mapping[Any, xr.DataArray], unit: str) -> None:
+    """Measured peaks [value, seed, peak_layer] by layer, with lines [value, peak_layer]."""
+    dim = str(at.dims[0])
+    for line, of in lines.items():
+        for value, color in zip(at[dim].values, CYCLE, strict=False):
+            name = f"{value:.2g} {unit}" if line == "-" else ""
+            curves(cell, [Series(name, of.sel({dim: value}), color, x=of["peak_layer"], line=line, width=1.0)])
+    courses(cell, at, "peak_layer", dim, dict.fromkeys(at[dim].values.tolist(), ""), line="")
+    cell.set_xlabel("index t of the top layer")
