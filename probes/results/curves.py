@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike
 from scipy.stats import rankdata
 
@@ -44,10 +45,11 @@ def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
 
 def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "*some position"]:
     """`smooth` of many curves at once."""
-    length = values.shape[-1]
-    half = int(SMOOTHED * length / 2)
-    reach = [min(half, j, length - 1 - j) for j in range(length)]
-    return np.stack([values[..., j - r : j + r + 1].mean(-1) for j, r in enumerate(reach)], axis=-1)
+    half = int(SMOOTHED * values.shape[-1] / 2)
+    inner = sliding_window_view(values, 2 * half + 1, axis=-1).mean(-1)
+    first = [values[..., : 2 * r + 1].mean(-1, keepdims=True) for r in range(half)]
+    last = [values[..., -2 * r - 1 :].mean(-1, keepdims=True) for r in reversed(range(half))]
+    return np.concatenate([*first, inner, *last], axis=-1)
 
 
 def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
