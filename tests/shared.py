@@ -34,8 +34,8 @@ RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         "retrieval",
         0,
         0,
-        {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6, "candidates": 3, "pilot": 2}
-        | {"mechanism": 4, "mechanism_depths": 2, "profile_prompts": 2},
+        {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6}
+        | {"mechanism": 4, "mechanism_depths": 2, "candidates": 3, "profile_prompts": 2},
     ),
 }
 BEGUN = 2  # pieces of "resumed", one of each prompt

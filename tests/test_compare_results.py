@@ -52,7 +52,7 @@ def measured():
         "jacobian": probes.jacobian(model, tokens, method="scalar"),
         "trajectory": probes.trajectory(model, tokens, starts=8),
         "leakage": leakage(model, tokens, bootstrap=20),
-        "retrieval": probes.retrieval(model, pairs=9, digits=3, keys="apart", contexts=4, candidates=3),
+        "retrieval": probes.retrieval(model, pairs=9, digits=3, keys="apart", contexts=4),
     }
 
 

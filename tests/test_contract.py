@@ -28,7 +28,6 @@ OWN = {
     "models": {"report"},
     "prompts": {"report"},
     "text": {"inspect", "pretrain"},
-    "chat": {"retrieval"},
     **{name: {"pretrain"} for name in ("length", "dataset", "split", "column", "seed")},
     "device": {"toy", "pretrain", "selftest"},
 }

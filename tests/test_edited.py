@@ -347,7 +347,7 @@ def test_recall_by_depth_is_that_of_the_changed_model():
     tokens = probes.prompts(model, n=4, length=40)
     options: dict[str, Any] = {"bootstrap": 0, "profile_prompts": 0, "bands": ((9, 31),), "recall": 4}
     found = probes.bos_swap(model, tokens, replacement="without-0@2", **options)
-    lists: dict[str, Any] = {"pairs": 12, "keys": "apart", "digits": 4, "candidates": 1, "contexts": 4}
+    lists: dict[str, Any] = {"pairs": 12, "keys": "apart", "digits": 4, "contexts": 4}
     after, before = (probes.retrieval(m, **lists)["log_p"] for m in (reweighed(model, "without 0", layer=2), model))
     close(found.recall_by_depth_log_p_after, after.mean("context"), 1e-9)
     close(found.recall_by_depth_log_p_change, (after - before).mean("context"), 1e-9, 1e-9)

@@ -16,20 +16,19 @@ from torch import Tensor
 
 import probes
 from probes.data.recall import Couple, Maker, Rung, read_template
-from probes.measure import chart
 from probes.measures.retrieval import mechanism, retrieval
 from probes.measures.retrieval.mechanism import Differentiable, constant_first, traced
+from probes.measures.retrieval.numbers import by_depth
 from probes.models.behind import Asked, Row
 from probes.models.view import Edit, View
 from probes.run.progress import Tally
-from probes.theory.kernel import second_moment
 
 LINES, LINE, VALUE = 4, 6, 2  # lines of so many tokens, the last ones but one the value's
 DEPTHS = [0, 2, 3]
 # Relative rounding: transformers computes RMS norms in float32, whatever the model's dtype.
 NORMS = {"gpt2": 1e-9, "gpt_neox": 1e-9, "llama": 3e-6, "mistral": 3e-6, "gemma2": 3e-6, "qwen3": 3e-6, "gpt_oss": 3e-6}
-SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4, "candidates": 4}
-TRACED: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 3, "profile_prompts": 2}
+SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4}
+TRACED: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 3, "candidates": 4, "profile_prompts": 2}
 
 
 @cache
@@ -108,7 +107,7 @@ def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
     held = [Edit("logits", layer, constant_first) for layer in range(model.spec.blocks)]
     ran = Differentiable(model, made.contexts[0], held)
     row = Row(one)
-    gradient = ran.gradient(ran.odds(row, ran.streams(row))).numpy() / ran.unit
+    gradient = ran.gradient(ran.odds(row, ran.streams(row)[0])).numpy() / ran.unit
     frozen: dict[Any, Tensor] = {}
 
     def freeze(key: Any, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,12 +125,12 @@ def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
         ]
 
     whole = Differentiable(model, made.contexts[0])
-    total = whole.gradient(whole.odds(row, whole.streams(row))).numpy() / whole.unit
+    total = whole.gradient(whole.odds(row, whole.streams(row)[0])).numpy() / whole.unit
     assert np.abs(total - gradient).max() > 1e-3 * np.abs(total).max()  # the cut paths are there
     x, rounding = embedded(model, made.contexts[0])[0].detach(), NORMS[family]
     with torch.no_grad():
         base = plain_odds(model, x, made.contexts[0], one, edits).item()
-        np.testing.assert_allclose(base, ran.odds(row, ran.streams(row)).item(), rtol=rounding)
+        np.testing.assert_allclose(base, ran.odds(row, ran.streams(row)[0]).item(), rtol=rounding)
         np.testing.assert_allclose(base, plain_odds(model, x, made.contexts[0], one).item(), rtol=rounding)
         # The error of a central difference of step h is of the order of h^2 + rounding / h.
         size = rounding ** (1 / 3)
@@ -198,7 +197,7 @@ def test_the_norm_is_of_the_drawn_directions_and_right_in_the_mean(monkeypatch):
 def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
     """Exact Jacobians, question by question, against 1500 splits: the mean over all questions but the line's own."""
     monkeypatch.setattr(mechanism, "PRODUCTS", 1500)
-    model, depths = view("llama"), [0, 2, 3]  # pair 1 is not asked for
+    model, depths = view("llama"), range(LINES)
     made = couple(model.spec.vocabulary)
     context, squares = made.contexts[0], np.zeros((2, len(depths)))
     x, unit = embedded(model, context)
@@ -210,9 +209,9 @@ def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
         for n, depth in enumerate(depths):
             line = exact[1 + depth * LINE : 1 + (depth + 1) * LINE].mean() * unit**2 / float(h @ h)
             squares[:, n] += line / (len(depths) - 1) * (asks != depth), line / len(depths)
-    found = mechanism.behind_lists(model, made, 0, np.array(depths), seed=[4], report=Tally(None))
-    np.testing.assert_allclose(found["lines"], squares[0], rtol=0.06)
-    assert not np.allclose(found["lines"], squares[1], rtol=0.06)
+    found = mechanism.behind_lists(model, made, 0, seed=[4], report=Tally(None))
+    np.testing.assert_allclose(found["lines"], squares[0], rtol=0.1)
+    assert not np.allclose(found["lines"], squares[1], rtol=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------------- known models
@@ -238,7 +237,7 @@ def test_of_a_lookup_the_pair_is_everything():
     np.testing.assert_array_equal(lost["norm"].sel(part="pair").values > 0.5, np.tile(reached, (2, 1)))
 
 
-def test_profiles_are_those_of_jacobian_and_kernel_at_the_lines():
+def test_profiles_are_those_of_jacobian_at_the_lines():
     model = probes.load("tiny-llama", dtype="float64")
     ds = retrieval(model, **SMALL, **TRACED, seed=3)
     text = probes.prompts(model, n=2, length=ds.attrs["query"] + 1, seed=3)
@@ -249,7 +248,6 @@ def test_profiles_are_those_of_jacobian_and_kernel_at_the_lines():
     expected = {
         "profile": probes.jacobian(model, text, **how)["elasticity"],
         "profile_init": probes.jacobian(model.reinitialized(3), text, **how)["elasticity"],
-        "kernel": second_moment(model, text, attention="measured", score_path=True)["sensitivity"],
     }
     for name, profile in expected.items():
         mean = np.exp(np.log(profile.values).mean(0))
@@ -276,13 +274,9 @@ def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch
     assert {"retrieval.nc", "retrieval.png", "retrieval.svg", "retrieval.md"} == {p.name for p in tmp_path.iterdir()}
     table = (tmp_path / "retrieval.md").read_text()
     assert "Sensitivity of the value's log odds (nat):" in table
-    verdicts = table.partition("What it says of recall:")[2]
-    assert verdicts.count("rank correlation over depth of gain with") == 5  # and one of halves
+    assert table.count("rank correlation over depth of gain with") == 4
     ds = probes.load_result(tmp_path / "retrieval.nc")
     assert ds.attrs["command"].startswith("headwater retrieval tiny-llama --pairs 9")
-    figure = chart(ds)
-    labels = [cell.get_ylabel() for cell in figure.axes]
-    assert {"sensitivity (nat)", "the pair's, by path (nat)"} <= set(labels)
-    curves = figure.axes[labels.index("sensitivity (nat)")].get_lines()
     pair = np.exp(np.log(ds["sensitivity"].sel(part="pair").values).mean(0))
-    assert any(np.allclose(line.get_ydata(), pair) for line in curves if len(np.ravel(line.get_ydata())) == 2)
+    np.testing.assert_allclose(by_depth(ds, "pair")[0], pair)
+    assert f"{pair[0]:.3g} [" in table

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from probes.measures.retrieval import mechanism, mechanism_numbers
+from probes.measures.retrieval import mechanism, numbers
 from probes.results.curves import spearman
-from probes.results.statistics import Interval
+
+PROFILE = "gain with the pretrained profile"
 
 
 def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0, distance: float = 1.0) -> xr.Dataset:
@@ -40,16 +41,16 @@ def test_auc_counts_pairs_within_a_depth():
             for other in np.flatnonzero(1 - exact[:, place]):
                 a, b = score[one, place], score[other, place]
                 wins, pairs = wins + (1.0 if a > b else 0.5 if a == b else 0.0), pairs + 1
-    found = mechanism_numbers.auc(ds)
+    found = numbers.auc(ds)
     assert found.value == pytest.approx(wins / pairs)
     assert found.low > 0.5
     ds["exact"] = 0 * ds["exact"]
-    assert np.isnan(mechanism_numbers.auc(ds).value)
+    assert np.isnan(numbers.auc(ds).value)
 
 
 def test_explained_variance_is_of_couples_left_out():
     ds = result(np.random.default_rng(1), couples=4)
-    found = mechanism_numbers.explained(ds)
+    found = numbers.explained(ds)
     log_p = ds["log_p"].sel(depth=ds["traced_depth"]).values
     distance = np.tile(np.log(105 - ds["place"].sel(depth=ds["traced_depth"]).values), (8, 1))
     score = np.log(ds["sensitivity"].sel(part="pair").values)
@@ -69,54 +70,24 @@ def test_explained_variance_is_of_couples_left_out():
     assert found[""].value == pytest.approx(shares[0])
     assert found[", more with the pair's sensitivity"].value == pytest.approx(shares[1] - shares[0])
     ds["sensitivity"].loc[{"part": "pair", "traced": 1}] = 0.0  # cut off by a window: out of all fits
-    assert np.isfinite(mechanism_numbers.explained(ds)[", more with the pair's sensitivity"].value)
+    assert np.isfinite(numbers.explained(ds)[", more with the pair's sensitivity"].value)
 
 
 def test_statements_find_what_is_there_and_nothing_where_there_is_nothing():
     draw = np.random.default_rng(2)
-    said = {one.name: one for one in mechanism_numbers.statements(result(draw, couples=16))}
-    assert said["rank correlation over depth of gain with log distance"].number.value < -0.5
-    assert said["AUC of the pair's sensitivity for exact answers"].verdict == "effect"
-    assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "effect"
-    nothing = result(draw, couples=60, strength=0.0, distance=0.0)
-    said = {one.name: one for one in mechanism_numbers.statements(nothing)}
-    assert said["AUC of the pair's sensitivity for exact answers"].verdict == "nothing"
-    assert said["variance of log p explained by log distance, more with the pair's sensitivity"].verdict == "nothing"
-    two = mechanism_numbers.statements(result(draw, couples=2))
-    assert {one.verdict for one in two} == {"undecided", "-"}
-    names = {one.name for one in two}
-    assert "rank correlation over depth of gain with the pretrained profile" in names
-    assert "rank correlation over depth of gain with the kernel" not in names
-
-
-def test_a_gain_that_does_not_repeat_leaves_rank_correlations_undecided():
-    """The halves of noise do not correlate, those of a curve do; one unlike the profile is nothing."""
-    draw = np.random.default_rng(4)
-    ds, unit = result(draw, couples=40, strength=0.0, distance=0.0), np.arange(80) // 2
-    wave = np.array([3.0, 1.0, 4.0, 1.5, 5.0, 0.5, 2.0, 4.5, 2.5, 3.5])  # rank correlation with the depth: 0.03
-    noise = draw.normal(size=(80, 10))
-    assert abs(mechanism_numbers.split_halves(noise, unit)) < 0.4
-    assert mechanism_numbers.split_halves(noise + 5 * wave, unit) > 0.95
-    named = "rank correlation over depth of gain with the pretrained profile"
-    for gain, verdicts in ((noise, {"undecided", "effect"}), (noise + 5 * wave, {"nothing"})):
-        ds["gain"] = (("context", "depth"), gain)
-        said = {one.name: one for one in mechanism_numbers.statements(ds)}
-        assert said[named].verdict in verdicts
-        assert said[named].number.value == pytest.approx(spearman(gain.mean(0), np.arange(10)))
-    assert np.isnan(mechanism_numbers.split_halves(noise[:2], unit[:2]))
-
-
-@pytest.mark.parametrize(
-    ("ends", "options", "said"),
-    [
-        ((0.5, 0.3, 0.7), {}, "effect"),
-        ((-0.5, -0.7, -0.3), {}, "effect"),
-        ((-0.5, -0.7, -0.3), {"above": True}, "nothing"),
-        ((0.1, 0.05, 0.15), {}, "nothing"),
-        ((0.1, -0.3, 0.5), {}, "undecided"),
-        ((0.0, -0.35, 0.35), {}, "nothing"),  # of 90 %: 0.29
-        ((0.5, np.nan, np.nan), {}, "undecided"),
-    ],
-)
-def test_verdicts_follow_from_intervals(ends, options, said):
-    assert mechanism_numbers.verdict(Interval(*ends), 0.0, 0.3, **options) == said
+    auc, more = "AUC of the pair's sensitivity for exact answers", "more with the pair's sensitivity"
+    explained, distance = f"variance of log p explained by log distance, {more}", "gain with log distance"
+    ds = result(draw, couples=16)
+    said = numbers.statements(ds)
+    profile, by_distance = (said[f"rank correlation over depth of {of}"] for of in (PROFILE, distance))
+    assert by_distance.high < 0
+    assert by_distance.value == pytest.approx(spearman(ds["gain"].mean("context"), np.log(105 - ds["place"])))
+    assert profile.value == pytest.approx(spearman(ds["gain"].mean("context"), np.arange(10)))
+    assert said[auc].low > 0.5
+    assert said[explained].low > 0
+    said = numbers.statements(result(draw, couples=60, strength=0.0, distance=0.0))
+    assert 0.4 < said[auc].low < 0.5 < said[auc].high < 0.6
+    assert -0.02 < said[explained].low < said[explained].high < 0.02
+    two = numbers.statements(result(draw, couples=2))
+    assert all(np.isnan([one.low, one.high]).all() for one in two.values())
+    assert "rank correlation over depth of gain with the profile at initialization" not in two

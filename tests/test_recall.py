@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from lookup import Lookup
 
 import probes
-from probes.data.recall import RUNGS, Maker, Rung, Template, in_chat, read_template
+from probes.data.recall import Maker, Rung, read_template
 from probes.errors import InputError
-from probes.measures.retrieval.compute import Asked, asked_depths, ladder, one_by_one, retrieval, scores
-from probes.measures.retrieval.recall_numbers import repeats, shape
-from probes.models.behind import continues
+from probes.measures.retrieval.compute import retrieval, scores
+from probes.measures.retrieval.numbers import shape
+from probes.models.behind import Asked, Row, behind, continues
 from probes.models.view import View
-from probes.results.statistics import couples
 
-SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4, "candidates": 4}
+SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4}
 
 
 @cache
@@ -33,7 +31,7 @@ def tiny(name: str = "tiny-llama") -> View:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "mistral", "gemma2", "qwen3", "gpt_oss"])
-def test_a_tree_behind_a_context_is_what_plain_passes_give(family):
+def test_a_tree_behind_a_context_is_what_plain_passes_give(family, monkeypatch):
     """Rotations, learned positions, windows and soft-caps; two branches behind one beginning, another row beside it."""
     view = probes.load(families.model(family).double())
     assert continues(view)
@@ -42,26 +40,47 @@ def test_a_tree_behind_a_context_is_what_plain_passes_give(family):
     rows = torch.randint(view.spec.vocabulary, (3, 4), generator=generator)
     places = torch.tensor([[0, 1, 2, 2]] * 3)
     seen = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]).bool().expand(3, 4, 4)
-    found = view.behind(view.embed(context[None]))(rows, places, seen)
-    for row, streams in zip(rows, found, strict=True):
+    found = [behind(view, view.embed(context[None]))(rows, places, seen)]
+    monkeypatch.setattr("probes.models.behind.continues", lambda model: False)
+    found.append(behind(view, view.embed(context[None]))(rows, places, seen))
+    for n, row in enumerate(rows):
         for branch in ([0, 1, 2], [0, 1, 3]):
             plain = view.residual(view.embed(torch.cat([context, row[branch]])[None]))[0, 20:].detach()
-            torch.testing.assert_close(streams[branch], plain, rtol=1e-10, atol=1e-10)
+            for streams in found:
+                torch.testing.assert_close(streams[n, branch], plain, rtol=1e-10, atol=1e-10)
+
+
+def one_by_one(model: View, context: tuple[int, ...], asked: Asked) -> tuple[list[float], bool]:
+    """Log probabilities of the answers, and whether the first is the greedy one, by plain passes."""
+    log_p, greedy = [], []
+    for answer in asked.answers:
+        stream = model.residual(model.embed(torch.tensor([[*context, *asked.question, *answer]])))
+        logits = model.unembed(model.norm(stream[0, -len(answer) - 1 : -1])).log_softmax(-1).detach()
+        log_p.append(float(logits[range(len(answer)), list(answer)].sum()))
+        greedy.append(logits.argmax(-1).tolist() == list(answer))
+    return log_p, greedy[0]
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral-window"])
 def test_questions_together_score_as_one_pass_each(name, monkeypatch):
     model = tiny(name)
     couple = Maker(model, Rung(9, digits=3), read_template("sentences")).couple(0, 0)
-    answers = couple.answers[0]
-    asked = [Asked(q, (answers[n], *answers[n + 1 : n + 4])) for n, q in enumerate(couple.questions[0])]
-    asked.append(Asked(couple.questions[1][0], couple.answers[1][:1]))  # a control, whose row is shorter
-    plain = [one_by_one(model, couple.contexts[0], one) for one in asked]
+    answers, context = couple.answers[0], couple.contexts[0]
+    asked = [Asked(q, (answers[n],)) for n, q in enumerate(couple.questions[0])]
+    said = model.residual(model.embed(torch.tensor([[*context, *asked[0].question]])))[0, -1:]
+    likely = int(model.unembed(model.norm(said)).argmax())
+    asked.append(Asked(asked[0].question, ((likely,),)))  # a row that is shorter, and what a greedy reader says
+    plain = [one_by_one(model, context, one) for one in asked]
     for numbers in (1, 1 << 30):  # a row at a time, and all at once
         monkeypatch.setattr("probes.measures.retrieval.compute.NUMBERS_AT_ONCE", numbers)
-        for (found, greedy), (expected, said) in zip(scores(model, couple.contexts[0], asked), plain, strict=True):
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
-            assert greedy == said
+        log_p, greedy = scores(model, context, asked)
+        np.testing.assert_allclose(log_p, [log_p for (log_p,), _ in plain], rtol=0, atol=1e-9)
+        assert greedy.astype(bool).tolist() == [said for _, said in plain]
+        assert greedy[-1]
+    row = Row(Asked(asked[0].question, answers[:4]))  # several answers to one question
+    streams = behind(model, model.embed(torch.tensor([context])))(*(one[None] for one in row.padded(len(row.tokens))))
+    expected = one_by_one(model, context, row.asked)[0]
+    np.testing.assert_allclose(row.log_p(model, streams[0])[0].detach(), expected, rtol=0, atol=1e-9)
 
 
 # -------------------------------------------------------------------------------------------------------------- contexts
@@ -101,24 +120,13 @@ def test_contexts_are_text_of_one_shape_in_couples_without_a_common_key(template
             assert max(len({*column}) for column in zip(*words, strict=True)) <= 4  # of 8 keys
 
 
-def test_orders_have_the_same_pairs_and_announced_keys_stand_where_they_stood():
-    model, rung = tiny(), Rung(9, digits=3)
-    for template in map(read_template, ("sentences", "announced")):
-        maker, plain = (Maker(model, rung, template, orders=orders) for orders in (2, 1))
-        one, two, other = map(maker.couple, (4, 4, 4), (0, 1, 2))
-        assert (one, other) == (plain.couple(4, 0), plain.couple(4, 1))
-        assert one.pairs == (tuple(range(9)),) * 2
-        assert one.starts == two.starts
-        for side in (0, 1):
-            assert sorted(two.pairs[side]) == list(range(9)) != list(two.pairs[side])
-            for name in ("questions", "answers"):
-                first, again = getattr(one, name)[side], getattr(two, name)[side]
-                assert again == tuple(first[n] for n in two.pairs[side])
-        before = one.starts[0][0]
-        assert one.contexts[0][:before] == two.contexts[0][:before]
-        keys = [model.tokenizer.decode(q).split("for ")[-1].split(" is")[0] for q in one.questions[0]]
-        said = model.tokenizer.decode(one.contexts[0][:before])
-        assert (", ".join(sorted(keys)) in said) == (template == read_template("announced"))
+def test_announced_keys_stand_before_the_list():
+    model = tiny()
+    for template in ("sentences", "announced"):
+        couple = Maker(model, Rung(9, digits=3), read_template(template)).couple(4, 0)
+        keys = [model.tokenizer.decode(q).split("for ")[-1].split(" is")[0] for q in couple.questions[0]]
+        said = model.tokenizer.decode(couple.contexts[0][: couple.starts[0][0]])
+        assert (", ".join(sorted(keys)) in said) == (template == "announced")
 
 
 def test_values_are_nouns_that_are_nothing_else():
@@ -133,25 +141,7 @@ def test_values_are_nouns_that_are_nothing_else():
     assert str(maker.rung) == "6 pairs, keys apart, values are nouns"
 
 
-def test_pairs_are_known_again_in_another_order():
-    options: Any = SMALL | {"contexts": 24, "orders": 3, "candidates": 1}
-    ds = retrieval(tiny(), **options)
-    draw = np.random.default_rng(0)
-    assert (np.sort(ds["pair"].values, -1) == np.arange(9)).all()
-    own, noise = draw.normal(size=(4, 2, 9)), draw.normal(size=(24, 9))
-    for share in (0.0, 0.5, 1.0):
-        for n in range(24):  # contexts by group, order and side
-            own_part = own[n // 6, n % 2][ds["pair"].values[n]]
-            ds["log_p"][n] = share**0.5 * own_part + (1 - share) ** 0.5 * noise[n]
-        found = repeats(ds)
-        assert abs(found.value - share) < 0.2
-        assert share in (0.0, 1.0) or 0 < found.low < found.value < found.high < 1
-    assert (couples(ds) == np.arange(24) // 6).all()
-    with pytest.raises(InputError, match="measure with orders=2"):
-        repeats(retrieval(tiny(), **options | {"orders": 1}))
-
-
-def test_the_first_token_and_the_chat_template_stand_where_they_are_asked_for():
+def test_the_first_token_stands_where_it_is_asked_for():
     model = tiny()
     assert model.bos is not None
     for first, ids in (("auto", (model.bos,)), ("none", ()), (7, (7,))):
@@ -160,46 +150,20 @@ def test_the_first_token_and_the_chat_template_stand_where_they_are_asked_for():
         assert couple.contexts[0][: len(ids)] == ids
         assert couple.starts[0][0] == len(ids)
         assert made.length() == len(couple.contexts[0]) + len(couple.questions[0][0]) + len(couple.answers[0][0])
-    with pytest.raises(InputError, match="has no chat template"):
-        in_chat(model, read_template("sentences"))
-
-
-def test_a_chat_puts_the_list_in_the_user_s_turn(tmp_path):
-    model = Lookup(tiny().tokenizer)
-    turn = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
-    model.tokenizer.chat_template = turn + "{% if add_generation_prompt %}<me>{% endif %}"
-    try:
-        form = in_chat(model, Template("", "{key}: {value}\n", "", "{key}: {value}"))
-        assert form.head.startswith("<user>")
-        assert form.question.endswith("</><me>{key}: {value}")
-        assert form.question.count("{key}") == 2
-    finally:
-        model.tokenizer.chat_template = None
 
 
 # ---------------------------------------------------------------------------------------------------- known recall
 
 
-def test_a_lookup_recalls_every_depth_and_climbs_the_ladder_to_its_end(monkeypatch):
-    monkeypatch.setattr("probes.measures.retrieval.compute.RUNGS", (Rung(8), Rung(8, "alike"), Rung(10, "alike", 6)))
-    ds = retrieval(Lookup(tiny().tokenizer), contexts=4, pilot=2, candidates=5)
-    assert ds["pilot_exact"].values.tolist() == [1, 1, 1]
-    assert list(ds["rung"].values)[-1] == "10 pairs, keys alike, 6 digits"
+def test_a_lookup_recalls_every_depth_unless_it_forgets():
+    ds = retrieval(Lookup(tiny().tokenizer), pairs=10, keys="alike", digits=6, contexts=4)
     assert ds["exact"].shape == (4, 10)
     assert float(ds["exact"].min()) == 1
-    assert float(ds["rank"].max()) == 1
     assert float(ds["log_p"].min()) > -1e-6
     assert float(ds["control"].max()) < -5  # the key is not there
+    np.testing.assert_array_equal(ds["gain"], ds["log_p"] - ds["control"])
     assert float(shape(ds).exact.value) == 1
-
-
-def test_the_ladder_ends_below_what_does_not_fit_the_model(monkeypatch):
-    monkeypatch.setattr("probes.measures.retrieval.compute.RUNGS", (Rung(8), Rung(9), Rung(60)))
-    model = Lookup(tiny().tokenizer)
-    model.spec = replace(model.spec, max_length=200)
-    ds = retrieval(model, contexts=2, pilot=2, candidates=1)
-    assert ds["pilot_exact"].values.tolist() == [1, 1]
-    assert ds.sizes["depth"] == 9
+    assert float(retrieval(Lookup(tiny().tokenizer, memory=1), contexts=2)["exact"].mean()) < 0.9
 
 
 @pytest.mark.parametrize("window", [45, 60])
@@ -215,31 +179,15 @@ def test_a_window_recalls_what_it_reaches_and_nothing_else(window):
     assert found.trough.high < 0.5
 
 
-def test_the_ladder_stops_where_answers_are_wrong():
-    ds = retrieval(Lookup(tiny().tokenizer, memory=1), contexts=2, pilot=2, candidates=1, depths=3)
-    assert list(ds["rung"].values) == [str(RUNGS[0])]
-    assert float(ds["pilot_exact"][0]) < 0.9
-    assert "rank" not in ds
-    assert ds["depth"].values.tolist() == [0, 6, 11]
-    assert [str(one) for one in ladder(20, None, None)][1:] == [
-        "20 pairs, keys alike, 4 digits",
-        "20 pairs, keys alike, 8 digits",
-    ]
-    assert ladder(20, "apart", 5) == [Rung(20, "apart", 5)]
-    assert asked_depths(5, 99).tolist() == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"contexts": 3}, "contexts=3 is no multiple of 2: lists come in couples; give one, as 4"),
-        ({"orders": 3}, "contexts=100 is no multiple of 6: lists come in couples, each in 3 orders; give one, as 102"),
+        ({"contexts": 3}, "contexts=3 is odd, but lists come in couples; give one, as 4"),
         ({"pairs": 1}, "pairs=1 is too few"),
         ({"digits": 1}, "2 to 15 digits"),
-        ({"pairs": 8, "depths": 20}, "depths=20 is more than there are pairs; give at most 8"),
         ({"initialization": "0.02"}, "initialization=0.02 does nothing without mechanism"),
         ({"mechanism": 102}, "mechanism=102 is more than there are contexts; give at most 100"),
-        ({"mechanism": 2, "candidates": 1}, "candidates=1 leaves no value to compare with"),
+        ({"mechanism": 2, "candidates": 1}, "candidates=1 is too few; give at least 2"),
         ({"template": "verse"}, "template 'verse' is none of sentences, json"),
         ({"pairs": 5000, "keys": "apart", "digits": 5}, "5000 are asked for"),
         ({"pairs": 40, "keys": "apart", "digits": 4}, "was made for 256"),

@@ -125,7 +125,6 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
         digits=3,
         contexts=2,
         candidates=4,
-        pilot=2,
         mechanism=2,
         mechanism_depths=2,
         profile_prompts=1,

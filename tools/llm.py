@@ -91,28 +91,27 @@ scalar                 smollm2-135m --method scalar --conditions pretrained --pr
 theory                 smollm2-135m --prompts 2 --seeds 2 --length 128 --initialization smollm2-135m
 trajectory             smollm2-135m --prompts 32 --length 256
 leakage                smollm2-135m --prompts 512 --length 128
-retrieval              smollm2-135m {LISTS} --contexts 100 --candidates 12
+retrieval              smollm2-135m {LISTS} --contexts 100
 bos-swap               smollm2-135m {SWAP}
 sinks                  {QWEN}       --prompts 16 --length 256 --effect 40 --effect-prompts 2
 trajectory             {QWEN}       --prompts 8 --length 256
 leakage                {QWEN}       --prompts 64 --length 128 --fresh 0
 jacobian               {QWEN}       --prompts 8 --seeds 1 --products 24 --length 128 --initialization qwen2.5
 bos-swap               {QWEN}       --replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24
-retrieval              {QWEN}       --pairs 36 --keys alike --digits 4 --contexts 100 --candidates 1
+retrieval              {QWEN}       --pairs 36 --keys alike --digits 4 --contexts 100
 interventions/bos-swap smollm2-135m --replace '{INTERVENTIONS}' --prompts 32 {NO_PROFILE} --recall 12
 mechanism/retrieval    smollm2-135m {LISTS} --contexts 100 --candidates 12 --mechanism 24 --initialization smollm2-135m
 mechanism/retrieval    {QWEN}       {ALIKE} --candidates 12 --mechanism 4 --initialization qwen2.5
 decode                 smollm2-135m --prompts 32 --length 128 --erase all --recall 8
 interventions/bos-swap {QWEN}       --replace '{FEWER}' --prompts 16 {NO_PROFILE} --recall 4
 decode                 {QWEN}       --prompts 32 --length 128 --erase all --no-leakage
-pairs-12/retrieval     smollm2-135m --pairs 12 --keys apart --digits 4 --contexts 100 --candidates 12
-orders/retrieval       smollm2-135m {LISTS} --contexts 48 --orders 4 --candidates 1
-reworded/retrieval     smollm2-135m {LISTS} --contexts 24 --template reworded --candidates 1
-announced/retrieval    smollm2-135m {LISTS} --contexts 24 --template announced --candidates 1
-nouns/retrieval        smollm2-135m --pairs 36 --keys apart --digits 0 --contexts 24 --candidates 1
-json/retrieval         smollm2-135m {LISTS} --contexts 24 --template json --candidates 1
-alike/retrieval        smollm2-135m {ALIKE} --candidates 1
-pairs-72/retrieval     smollm2-135m --pairs 72 --keys apart --digits 4 --contexts 24 --candidates 1
+pairs-12/retrieval     smollm2-135m --pairs 12 --keys apart --digits 4 --contexts 100
+reworded/retrieval     smollm2-135m {LISTS} --contexts 24 --template reworded
+announced/retrieval    smollm2-135m {LISTS} --contexts 24 --template announced
+nouns/retrieval        smollm2-135m --pairs 36 --keys apart --digits 0 --contexts 24
+json/retrieval         smollm2-135m {LISTS} --contexts 24 --template json
+alike/retrieval        smollm2-135m {ALIKE}
+pairs-72/retrieval     smollm2-135m --pairs 72 --keys apart --digits 4 --contexts 24
 code/leakage           smollm2-135m --prompts 512 --length 128 --text code
 code/jacobian          smollm2-135m --conditions pretrained --prompts 16 --products 32 --text code
 code/sinks             smollm2-135m --prompts 32 --length 256 --text code

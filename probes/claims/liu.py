@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import xarray as xr
 
-from ..measures.retrieval.mechanism_numbers import auc, follows
-from ..measures.retrieval.recall_numbers import edges
+from ..measures.retrieval.numbers import auc, edges, follows
 from ..results.dataset import options_of
 from .evidence import real, unmeasured
 from .ledger import Source

@@ -5,7 +5,7 @@ value. Lines have *one shape*: key and value take the same number of tokens in e
 where it stands, and nothing else does. Contexts come in couples without a common key: one is the other's control, in which
 the same question, at the same place, has no answer.
 
-`RUNGS` is a ladder of difficulty. "apart": keys are different nouns. "alike": keys are a colour and a noun, and every
+A `Rung` says how difficult that is. "apart": keys are different nouns. "alike": keys are a colour and a noun, and every
 colour and every noun is in several of them. Values are numbers of so many digits, different within a context, or nouns.
 
 `TEMPLATES` tell what a question has in common with the line that answers it: in "sentences" and "json" the words around the
@@ -30,7 +30,6 @@ import numpy as np
 from ..errors import InputError
 from ..models.checks import check_length
 from ..models.view import View
-from .chat import rendered
 from .prompts import FirstToken, check_highest, first_policy, put_first
 
 Keys: TypeAlias = Literal["apart", "alike"]
@@ -41,7 +40,6 @@ COLOURS = (
     *("dark", "pale", "bright", "old", "new", "small", "large", "long", "short", "round", "flat", "heavy"),
 )
 LIKE_VALUES = ("house", "book")  # nouns that share no beginning: what differs between lines with them is the value
-MARK = "[[context]]"  # where a chat template is cut
 
 
 class Rung(NamedTuple):
@@ -53,13 +51,6 @@ class Rung(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.pairs} pairs, keys {self.keys}, {f'{self.digits} digits' if self.digits else 'values are nouns'}"
-
-
-RUNGS = (
-    *(Rung(pairs) for pairs in (12, 36)),
-    *(Rung(pairs, "alike") for pairs in (36, 72, 144)),
-    *(Rung(pairs, "alike", 8) for pairs in (144, 288)),
-)
 
 
 class Template(NamedTuple):
@@ -80,7 +71,6 @@ TEMPLATES = {
     "reworded": Template("", LINE, "", "\nQuestion: Which code belongs to {key}?\nAnswer: {value}"),
     "announced": Template("There is a code for {keys}.\n\n", LINE, "", "\nThe code for {key} is {value}"),
 }
-TASKS = "Here is a list.\n{context}\nContinue: {question}"  # what a chat's user says
 
 
 @dataclass(frozen=True)
@@ -92,14 +82,12 @@ class Couple:
         questions: of each context, for every depth, the ids that ask for the pair at it; the answer follows.
         answers: likewise the ids of the values.
         starts: of every depth, the position of its line's first token and of its value's first token, the same for both.
-        pairs: of each context, the number of the pair at every depth, by which it is known in another order of the list.
     """
 
     contexts: tuple[tuple[int, ...], tuple[int, ...]]
     questions: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     answers: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     starts: tuple[tuple[int, int], ...]
-    pairs: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 class Shape(NamedTuple):
@@ -133,32 +121,19 @@ class Maker:
         model: whose tokenizer decides.
         rung: how difficult.
         template: the form of context and question.
-        first: what stands at position 0, as in `probes.prompts`; nothing under `chat`, whose template decides.
-        chat: whether context and question stand in the user's turn of the model's chat template, and the answer in the
-            assistant's.
-        orders: couples of so many successive numbers have the same pairs, each in an order of its own.
+        first: what stands at position 0, as in `probes.prompts`.
 
     Raises:
-        InputError: no tokenizer or chat template, too few keys or values of one shape, or a context longer than the model's.
+        InputError: no tokenizer, too few keys or values of one shape, or a context longer than the model's.
     """
 
-    def __init__(
-        self,
-        model: View,
-        rung: Rung,
-        template: Template,
-        *,
-        first: FirstToken | int = "auto",
-        chat: bool = False,
-        orders: int = 1,
-    ) -> None:
+    def __init__(self, model: View, rung: Rung, template: Template, *, first: FirstToken | int = "auto") -> None:
         if model.tokenizer is None:
             raise InputError(f"{model.identity.name} has no tokenizer; load the model with one")
         if rung.pairs < 2 or rung.digits not in (0, *range(2, 16)):
             raise InputError(f"{rung}: give at least 2 pairs and 2 to 15 digits, or 0 for nouns")
-        self.model, self.rung, self.orders = model, rung, orders
-        self.template = in_chat(model, template) if chat else template
-        self.policy = {"first_policy": "chat template"} if chat else first_policy(model, first)
+        self.model, self.rung, self.template = model, rung, template
+        self.policy = first_policy(model, first)
         self._ids = cache(self._encoded)
         words = NOUNS.read_text(encoding="utf-8").split()
         forms = (self.template.line, self.template.question)
@@ -186,25 +161,20 @@ class Maker:
         check_length(model, self.length(), f"{rung} take {self.length()} tokens", "ask for fewer pairs")
 
     def couple(self, seed: int, number: int) -> Couple:
-        """The couple of this number: the same for every order in which couples are made."""
+        """The couple of this number."""
         rung = self.rung
-        draw = np.random.default_rng([seed, number // self.orders, rung.pairs, rung.digits, int(rung.keys == "alike")])
+        draw = np.random.default_rng([seed, number, rung.pairs, rung.digits, int(rung.keys == "alike")])
         nouns = [self._nouns[i] for i in draw.permutation(len(self._nouns))]
-        sides, pairs = [], []
+        sides = []
         for side_nouns in (nouns[: self._each], nouns[self._each : 2 * self._each]):
             keys = [f"{colour}{noun}" for colour, noun in product(self._colours, side_nouns)]
             keys = [keys[i] for i in draw.permutation(len(keys))[: rung.pairs]]
             sides.append(list(zip(keys, self._values(draw, nouns[2 * self._each :], len(sides)), strict=True)))
-        again = np.random.default_rng([seed, number])
-        for n, side in enumerate(sides):
-            order = again.permutation(len(side)) if number % self.orders else np.arange(len(side))
-            sides[n] = [side[i] for i in order]
-            pairs.append(tuple(order.tolist()))
         contexts = [self._context(side) for side in sides]
         asked = [[self._asked(key, value) for key, value in side] for side in sides]
         questions, answers = (tuple(tuple(pair[n] for pair in side) for side in asked) for n in (0, 1))
         ids = tuple(ids for ids, _ in contexts)
-        return Couple(ids, questions, answers, contexts[0][1], tuple(pairs))  # type: ignore[arg-type]
+        return Couple(ids, questions, answers, contexts[0][1])  # type: ignore[arg-type]
 
     def length(self) -> int:
         """Tokens of a context, a question and its answer together."""
@@ -272,16 +242,3 @@ class Maker:
         ids = tuple(self.model.tokenizer(text, add_special_tokens=False).input_ids)
         check_highest(self.model, max(ids, default=0))
         return ids
-
-
-def in_chat(model: View, template: Template) -> Template:
-    """The same within the model's chat template: list and question are the user's, the answer is the assistant's."""
-    text = rendered(model, [{"role": "user", "content": MARK}])[0]
-    if text.count(MARK) != 1:
-        raise InputError(
-            f"the chat template of {model.identity.name} does not hold what its user says; leave out --chat"
-        )
-    before, after = text.split(MARK)
-    head, rest = TASKS.split("{context}\n")
-    asked = rest.replace("{question}", template.question.split("{value}")[0].rstrip())
-    return Template(before + head + template.head, template.line, template.tail, f"{asked}{after}{template.question}")

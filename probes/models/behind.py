@@ -39,6 +39,29 @@ def continues(model: View) -> TypeGuard[Continues]:
     return getattr(model, "behind", None) is not None
 
 
+def behind(model: View, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+    """`Continues.behind` of any view; one that cannot continue a context runs the whole text for every end of a row."""
+    if continues(model):
+        return model.behind(embeddings, edits=edits)
+    length = embeddings.shape[1]
+    context = torch.zeros(length, dtype=torch.long)  # ids of no meaning, so that those behind them get their places
+
+    def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
+        rows = []
+        for ids, sees in zip(tokens, seen, strict=True):
+            streams: dict[int, Tensor] = {}
+            for end in range(len(ids) - 1, -1, -1):
+                if end not in streams:  # no later token of the row follows it
+                    path = sees[end].nonzero()[:, 0]
+                    own = model.embed(torch.cat([context, ids[path]])[None]).detach()[:, length:]
+                    whole = model.residual(torch.cat([embeddings, own], 1), edits=edits)
+                    streams |= dict(zip(path.tolist(), whole[0, length:], strict=True))
+            rows.append(torch.stack([streams[n] for n in range(len(ids))]))
+        return torch.stack(rows)
+
+    return run
+
+
 @dataclass(frozen=True)
 class Past:
     """What a pass behind a context knows of it, and where its own tokens stand.

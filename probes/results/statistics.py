@@ -32,8 +32,6 @@ import xarray as xr
 from jaxtyping import Float, Int, Num
 from scipy.stats import t as student
 
-from .dataset import options_of
-
 INTERVAL = (2.5, 97.5)  # percentiles
 
 
@@ -75,8 +73,8 @@ def units(ds: xr.Dataset) -> Int[np.ndarray, " prompt"]:
 
 
 def couples(ds: xr.Dataset, along: str = "context") -> Int[np.ndarray, " _"]:
-    """The unit that each list belongs to: each of a couple is the other's control, and orders share their pairs."""
-    return ds[along].values // (2 * options_of(ds).get("orders", 1))
+    """The couple that each list belongs to: each of the two is the other's control."""
+    return np.asarray(ds[along].values // 2)
 
 
 def numbered(documents: Sequence[str] | np.ndarray) -> Int[np.ndarray, " prompt"]:

@@ -252,7 +252,7 @@ def _state(
         profile = rms_profile(ds.sensitivity, ds.stderr)
     recall = None
     if options["recall"]:
-        lists = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1, "contexts": options["recall"]}
+        lists = {"pairs": RECALLED, "contexts": options["recall"]}
         recall = retrieval(model, **lists, seed=options["seed"], pieces=pieces, progress=heard["recall"])
     return State(leaks, sink, losses, divergences, profile, recall)
 

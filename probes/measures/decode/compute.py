@@ -302,8 +302,7 @@ def _outcome(
             forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, halved("leakage"), pieces=kept)
             by_half["residual"].append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
         if options["recall"]:
-            lists: dict[str, Any] = {"pairs": RECALLED, "keys": "apart", "digits": 4, "candidates": 1}
-            lists |= {"contexts": options["recall"] // 2, "seed": options["seed"] + half}
+            lists = {"pairs": RECALLED, "contexts": options["recall"] // 2, "seed": options["seed"] + half}
             ds = retrieval(view, **lists, pieces=kept, progress=halved("recall"))
             for name in ("log_p", "exact"):
                 by_half[f"recall_{name}"].append(ds[name].values.mean(1))

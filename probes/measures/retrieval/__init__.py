@@ -9,22 +9,23 @@ from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ... import options
+from ...charts import GREY, VERMILLION, Panel, Series, curves, panels
 from ...data.recall import Rung
 from ...measure import Headline, Measure
 from ...results.curves import ESTIMATE
 from ...results.dataset import options_of
-from ...results.tables import Table, interval, number
+from ...results.statistics import couples, jackknife
+from ...results.tables import Table, interval
 from ...results.ushape import SHORTEST
 from ..jacobian import of_curve, trough
-from . import mechanism_numbers
-from .chart import CAPTION, chart
 from .compute import retrieval as retrieval
-from .recall_numbers import Recall, repeats, shape
+from .numbers import SHOWN, Recall, by_depth, shape, statements
 
-SHOWN = ("pair", "control", "others", "position 0", "through_first", "norm")
-BY_PART = ("depth", "pair", "key not there", "other pairs", "position 0", "through attention to position 0", "norm")
+CAPTION = "Bands: 95 % over couples of lists. Without key: the same question behind another list."
 FORMS = {"log_p": "log p (nat)", "gain": "gain (nat)", "exact": "exact answers"}
 
 
@@ -33,9 +34,9 @@ class Options(options.Options):
     """Measure what a model recalls of a list of keys and values, by the depth at which the pair stands.
 
     Writes retrieval.nc, retrieval.md and the chart: recall by depth, with the first and the last pairs against the middle.
-    Lists get harder until the model answers no more than nine of ten questions, unless --pairs, --keys and --digits say how
-    hard they are. There is no --backend: lists run once, and questions behind them, through the modules of transformers. If
-    interrupted, the same command resumes.
+    --pairs, --keys and --digits say how hard lists are: depth shows where a model recalls a part of them. There is no
+    --backend: lists run once, and questions behind them, through the modules of transformers. If interrupted, the same
+    command resumes.
 
     With --mechanism it is also measured, in some of the lists, what the value's log odds depend on: the pair asked for, the
     other pairs, position 0, the paths through attention to it; and what that says of recall by depth.
@@ -43,30 +44,19 @@ class Options(options.Options):
     Examples:
       headwater retrieval smollm2-135m --pairs 36 --contexts 24
       headwater retrieval smollm2-135m --pairs 36 --mechanism 24
-      headwater retrieval ./checkpoint --template json --chat
-      headwater retrieval Qwen/Qwen2.5-0.5B --pairs 144 --keys alike --depths 12
+      headwater retrieval Qwen/Qwen2.5-0.5B --pairs 144 --keys alike --template json
     """
 
-    pairs: int | None = options.option("Pairs of a list; if not given, lists get harder, from 12 pairs to 288.")
-    keys: Literal["apart", "alike"] | None = options.option("Different nouns, or colours and nouns that recur.")
-    digits: int | None = options.option("Digits of a value, 2 to 15; 0: values are nouns.")
+    pairs: int = options.option("Pairs of a list.", 12)
+    keys: Literal["apart", "alike"] = options.option("Different nouns, or colours and nouns that recur.", "apart")
+    digits: int = options.option("Digits of a value, 2 to 15; 0: values are nouns.", 4)
     contexts: int = options.option("Lists, an even number: each is the control of another one.", 100)
-    orders: int = options.option(
-        "Orders in which each couple of lists is asked; contexts is a multiple of twice as many.", 1
-    )
-    depths: int | None = options.option("Pairs asked for in each list, evenly spaced; all if not given.")
     template: str = options.option("sentences, json, reworded, or announced (keys before the list).", "sentences")
-    chat: bool = options.flag(
-        "--chat", "The list is the user's, the answer the assistant's, by the model's chat template."
-    )
-    candidates: int = options.option(
-        "Values whose probabilities are ranked for each question; 1: none, which is faster.", 36
-    )
-    pilot: int = options.option("Lists that are tried before lists get harder.", 8)
     mechanism: int = options.option(
         "Lists of which it is also measured what the value's log odds depend on; 0: none.", 0
     )
     mechanism_depths: int = options.option("Pairs of each of these lists that are asked for, evenly spaced.", 5)
+    candidates: int = options.option("With --mechanism, values that the log odds compare.", 36)
     profile_prompts: int = options.option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 4)
     initialization: str = options.initialization()
     first: str = options.first()
@@ -105,20 +95,18 @@ def _statements(ds: xr.Dataset) -> xr.DataArray:
     """What a mechanism says of recall [number, estimate]; its interval is its own."""
     if "sensitivity" not in ds:
         raise KeyError("sensitivity")
-    found = mechanism_numbers.statements(ds)
-    coords = {"number": [one.name for one in found], "estimate": list(ESTIMATE)}
-    return xr.DataArray([list(one.number[:3]) for one in found], coords, ("number", "estimate"))
+    found = statements(ds)
+    coords = {"number": list(found), "estimate": list(ESTIMATE)}
+    return xr.DataArray([list(number[:3]) for number in found.values()], coords, ("number", "estimate"))
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """Whether recall by depth is a U, and what was asked."""
     lines = []
     for model, ds in results.items():
-        chosen = options_of(ds)
+        recall, chosen = shape(ds), options_of(ds)
         rung = Rung(chosen["pairs"], chosen["keys"], chosen["digits"])
-        lines.append(
-            f"{model}: of {rung}, {interval(*shape(ds).exact[:3])} are answered exactly; {_verdict(shape(ds))}."
-        )
+        lines.append(f"{model}: of {rung}, {interval(*recall.exact[:3])} are answered exactly; {_verdict(recall)}.")
     return lines
 
 
@@ -126,7 +114,7 @@ def _verdict(recall: Recall) -> str:
     """Whether recall is a U, in a sentence."""
     sides = {"first pairs": recall.primacy, "last pair": recall.recency}
     if any(np.isnan(side.low) for side in sides.values()):
-        return f"no U can be told: that takes {SHORTEST} depths and two couples of lists (with other pairs), or more"
+        return f"no U can be told: that takes {SHORTEST} pairs and two couples of lists, or more"
     ways = {name: "better" if side.low > 1 else "worse" if side.high < 1 else "" for name, side in sides.items()}
     parts = [f"the {name} {way} than the middle" for name, way in ways.items() if way]
     unclear = [f"the {name}" for name, way in ways.items() if not way]
@@ -135,34 +123,48 @@ def _verdict(recall: Recall) -> str:
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """Recall by depth, the ladder, repeats, and what the log odds depend on with what that says."""
-    curve, more, parts, verdicts = [], [], [], []
+    """What the log odds depend on, and recall by depth."""
+    parts, curve = [], []
     for model, ds in results.items():
-        chosen = options_of(ds)
-        for depth in ds["depth"].values:
-            at = ds.sel(depth=depth)
-            cells = [f"{float(at[one].mean()):.2f}" for one in ("log_p", "control", "exact")]
-            curve.append([model, str(depth), str(int(at["place"])), *cells])
-        if "pair" in ds and ds.sizes["depth"] == chosen["pairs"] and chosen.get("orders", 1) > 1:
-            said = "correlation of a pair's log p with its own in another order, depth means taken out"
-            more.append([model, said, interval(*repeats(ds)[:3])])
-        more += [
-            [model, f"exact in the pilot, {rung}", number(share, ".2f")]
-            for rung, share in zip(ds["rung"].values, ds["pilot_exact"].values, strict=True)
-        ]
         if "sensitivity" in ds:
-            columns = [mechanism_numbers.by_depth(ds, one) for one in SHOWN]
+            columns = [by_depth(ds, name) for name in SHOWN]
             for n, depth in enumerate(ds["traced_depth"].values):
                 parts.append([model, str(depth), *(interval(*(end[n] for end in column)) for column in columns)])
-            statements = mechanism_numbers.statements(ds)
-            verdicts += [[model, one.name, interval(*one.number[:3]), one.verdict] for one in statements]
+        for depth in ds["depth"].values:
+            at = ds.sel(depth=depth)
+            cells = [f"{float(at[name].mean()):.2f}" for name in ("log_p", "control", "exact")]
+            curve.append([model, str(depth), str(int(at["place"])), *cells])
     found = [
-        Table("What it says of recall", ("model", "number", "value", "verdict"), verdicts),
-        Table("Sensitivity of the value's log odds (nat)", ("model", *BY_PART), parts),
-        Table("Lists", ("model", "number", "value"), more),
+        Table(
+            "Sensitivity of the value's log odds (nat)",
+            ("model", "depth", *(words for *_, words in SHOWN.values())),
+            parts,
+        ),
         Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve),
     ]
     return [table for table in found if table.rows]
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """Log probability of the value and exact answers over depth: means over lists, with intervals."""
+
+    def recalled(cell: Axes, ds: xr.Dataset, looks: Mapping[str, tuple[str, str]]) -> None:
+        drawn = []
+        for name, (label, color) in looks.items():
+            mean, low, high = jackknife(lambda some: some.mean(0), ds[name].values, couples(ds))
+            drawn.append(Series(label, mean, color, low, high, ds["fraction"].values))
+        curves(cell, drawn)
+        cell.set_xlim(-0.02, 1.02)
+        cell.set_xlabel("depth of the pair, first to last")
+        if "exact" in looks:
+            cell.set_ylim(-0.03, 1.03)
+
+    values = {"log_p": ("value", VERMILLION), "control": ("without key", GREY)}
+    rows = [
+        Panel("log p of the value (nat)", partial(recalled, looks=values)),
+        Panel("exact answers", partial(recalled, looks={"exact": ("", VERMILLION)}), share=True),
+    ]
+    return panels(results, rows, CAPTION)
 
 
 def _trial(model: Any, tokens: Any) -> xr.Dataset:

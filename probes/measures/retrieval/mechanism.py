@@ -25,15 +25,14 @@ A_i0 = sigmoid(s_i0 - r_i) has no derivative; it stays exact where A_i0 is 1 in 
 Profiles by depth, root mean squares over the tokens of a pair's line: `norm_profile`, of `norm` behind the questions for all
 other pairs, the asked pair's own line left out (`behind_lists`); `profile` and `profile_init`, of `probes.jacobian`
 (elasticity, geometric mean over prompts) at the question's place behind ordinary text of the same length, pretrained and
-with fresh weights; `kernel`, what the second-moment kernel predicts for the same text from the pretrained weights' own
-scales and patterns (`probes.theory.second_moment`).
+with fresh weights.
 
 Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jacobian norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -43,17 +42,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...data.recall import Couple
-from ...errors import InputError
-from ...models.behind import Asked, Row, continues
+from ...models.behind import Asked, Row, behind
 from ...models.checks import not_finite
 from ...models.initialization import Rule
 from ...models.view import Edit, View
 from ...results.curves import band
 from ...results.variables import Variable
+from ...run.memory import Retry
 from ...run.precision import double, precise
 from ...run.progress import Tally
 from ...run.store import Piece, Store
-from ...theory.kernel import second_moment
 from ..jacobian import jacobian
 
 DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question, and splits of all questions
@@ -70,7 +68,6 @@ VARIABLES = {
     "norm_profile": Variable(("depth",), "||J_j||_F / |h| * rms(x) of the lists"),
     "profile": Variable(("depth",), "elasticity behind ordinary text"),
     "profile_init": Variable(("depth",), "elasticity behind ordinary text, fresh weights"),
-    "kernel": Variable(("depth",), "predicted sensitivity behind ordinary text"),
 }
 
 
@@ -88,39 +85,18 @@ def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor)
 
 
 class Differentiable:
-    """A context that ran once with its history kept, for gradients of what follows it.
-
-    Views that cannot continue a context run the whole text for every answer.
-    """
+    """A context that ran once with its history kept, for gradients of what follows it."""
 
     def __init__(self, model: View, context: Sequence[int], edits: Sequence[Edit] = ()) -> None:
-        self.model, self.context, self.edits = model, list(context), edits
-        self.x = model.embed(torch.tensor([self.context])).detach().requires_grad_()
+        self.model = model
+        self.x = model.embed(torch.tensor([list(context)])).detach().requires_grad_()
         self.unit = float(double(self.x.detach()[0, 1:]).pow(2).mean().sqrt())
-        self.continues = continues(model)
-        self._run = model.behind(self.x, edits=edits) if continues(model) else None
+        self._run = behind(model, self.x, edits=edits)
 
-    def streams(self, row: Row) -> Float[Tensor, "token d"]:
-        """The stream after the last block at the row's tokens."""
-        if self._run is not None:
-            return self._run(*(one[None] for one in row.padded(len(row.tokens))))[0]
-        count, found = len(row.asked.question), {}
-        for answer in row.asked.answers:
-            nodes = [*range(count), *(row.nodes[answer[:n]] for n in range(1, len(answer)))]
-            if not set(nodes) <= set(found):
-                text = torch.tensor([[*self.context, *row.asked.question, *answer]])
-                behind = self.model.embed(text).detach()[:, len(self.context) :]
-                stream = self.model.residual(torch.cat([self.x, behind], 1), edits=self.edits)
-                found |= dict(zip(nodes, stream[0, len(self.context) : -1], strict=True))
-        return torch.stack([found[n] for n in range(len(found))])
-
-    def ends(self, questions: Sequence[tuple[int, ...]]) -> Float[Tensor, "question d"]:
-        """The stream after the last block at the last token of each question; all have one length."""
-        rows = [Row(Asked(one, ((0,),))) for one in questions]  # an answer of one token adds none
-        if self._run is None:
-            return torch.stack([self.streams(row)[-1] for row in rows])
+    def streams(self, *rows: Row) -> Float[Tensor, "row token d"]:
+        """The stream after the last block at the tokens of rows of one length."""
         padded = zip(*(row.padded(len(row.tokens)) for row in rows), strict=True)
-        return self._run(*(torch.stack(tensors) for tensors in padded))[:, -1]
+        return self._run(*(torch.stack(tensors) for tensors in padded))
 
     def odds(self, row: Row, streams: Float[Tensor, "token d"]) -> Float[Tensor, ""]:
         """Log odds of the row's first answer against the others."""
@@ -130,6 +106,61 @@ class Differentiable:
     def gradient(self, of: Float[Tensor, ""]) -> Float[Tensor, "position d"]:
         """Of a number by the embeddings, per relative change of them."""
         return double(torch.autograd.grad(of, self.x, retain_graph=True)[0][0]) * self.unit
+
+
+def measured(
+    model: View,
+    couple: Callable[[int], Couple],
+    contexts: range,
+    depths: np.ndarray,
+    candidates: int,
+    text: Tensor | None,
+    *,
+    initialization: Rule,
+    seed: int,
+    retry: Retry,
+    report: Tally,
+    pieces: Store,
+) -> dict[str, np.ndarray]:
+    """`VARIABLES` by number of the context, and profiles by depth.
+
+    Args:
+        model: any view.
+        couple: makes the couple of a number.
+        contexts: which are traced.
+        depths: the pairs of each of them that are.
+        candidates: values that the log odds compare, the right one among them.
+        text: ids [prompt, position] of ordinary text, of the length of a context with its question; None: no such profiles.
+        initialization: what fresh weights are drawn from, as in `View.reinitialized`.
+        seed: of the values that are compared, the directions, the fresh weights and the sketch.
+        retry, report, pieces: as in `retrieval`.
+    """
+
+    def one(number: int) -> Piece:
+        made, side = couple(number // 2), number % 2
+        draw, asked = np.random.default_rng([seed, number // 2, side]), []
+        for question, answer in zip(made.questions[side], made.answers[side], strict=True):
+            others = [other for other in made.answers[side] if other != answer]
+            chosen = [others[n] for n in draw.permutation(len(others))[: candidates - 1]]
+            asked.append(Asked(question, (answer, *chosen)))
+        own = [asked[depth] for depth in depths]
+        return traced(model, made, side, depths, own, seed=[seed, number], report=report)
+
+    def behind_one(number: int) -> Piece:
+        return behind_lists(model, couple(number // 2), number % 2, seed=[seed, number, 1], report=report)
+
+    by_context = pieces.each("mechanism", len(contexts), lambda number: retry(lambda: one(number)))
+    values = {name: by_context.stacked(name) for name in by_context[0]}
+    lines = pieces.each("behind lists", len(contexts), lambda number: retry(lambda: behind_one(number)))
+    values["norm_profile"] = np.sqrt(lines.stacked("lines").mean(0))
+    if text is None:
+        return values
+    how: Any = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}
+    fresh = model.reinitialized(seed, initialization=initialization)
+    for name, view in {"profile": model, "profile_init": fresh}.items():
+        curves: Any = jacobian(view, text, pieces=pieces.within(name.replace("_", " ")), **how)["elasticity"]
+        values[name] = np.sqrt((_by_line(band(curves.values).centre, couple(0)) ** 2).mean(-1))
+    return values
 
 
 def traced(
@@ -163,10 +194,8 @@ def traced(
     return piece
 
 
-def behind_lists(
-    model: View, couple: Couple, side: int, depths: np.ndarray, *, seed: Sequence[int], report: Tally
-) -> Piece:
-    """Of one context `lines` [depth]: the mean square of `norm` at a line over the questions for all others of the depths.
+def behind_lists(model: View, couple: Couple, side: int, *, seed: Sequence[int], report: Tally) -> Piece:
+    """Of one context `lines` [depth]: the mean square of `norm` at a line over the questions for all other lines.
 
     A line's own question reads that very line. `PRODUCTS` times, the questions are split into random halves. One product per
     half, of independent directions z_k, gives E |sum_k z_k^T J_kj|^2 = sum_k ||J_kj||_F^2, which counts for the lines that
@@ -174,22 +203,21 @@ def behind_lists(
 
     Args:
         model, couple, side, seed, report: as in `traced`.
-        depths: the pairs, two or more.
     """
-    draw, count = np.random.default_rng(seed), len(depths)
+    draw, count = np.random.default_rng(seed), len(couple.starts)
     half = np.stack([draw.permutation(count) % 2 for _ in range(PRODUCTS)])  # [split, question]
+    total = torch.zeros(PRODUCTS, 2, len(couple.contexts[side]), dtype=torch.float64, device=precise(model.device))
     with torch.enable_grad():
         ran = Differentiable(model, couple.contexts[side])
-        total = torch.zeros(PRODUCTS, 2, *ran.x.shape[1:], dtype=torch.float64, device=precise(model.device))
-        for some in [np.arange(count)] if ran.continues else np.arange(count)[:, None]:
-            h = ran.ends([couple.questions[side][depths[n]] for n in some])
-            z = torch.stack([torch.stack([direction(draw, one) for _ in range(PRODUCTS)]) for one in h], 1)
-            dots = (z * h / h.detach().norm(dim=-1, keepdim=True)).sum(-1)  # [split, question]
-            for split, which in product(range(PRODUCTS), (0, 1)):
-                if (own := half[split, some] == which).any():
-                    total[split, which] += ran.gradient(dots[split, torch.from_numpy(own)].sum()).to(total)
-                    report(PASS)
-    squares = _by_line(total.pow(2).sum(-1).cpu().numpy(), couple).mean(-1)[..., depths]  # [split, half, depth]
+        # An answer of one token adds none to its row.
+        h = ran.streams(*(Row(Asked(question, ((0,),))) for question in couple.questions[side]))[:, -1]
+        z = torch.stack([torch.stack([direction(draw, one) for _ in range(PRODUCTS)]) for one in h], 1)
+        dots = (z * h / h.detach().norm(dim=-1, keepdim=True)).sum(-1)  # [split, question]
+        for split, which in product(range(PRODUCTS), (0, 1)):
+            own = torch.from_numpy(half[split] == which)
+            total[split, which] = ran.gradient(dots[split, own].sum()).pow(2).sum(-1)
+            report(PASS)
+    squares = _by_line(total.cpu().numpy(), couple).mean(-1)  # [split, half, line]
     squares /= np.stack([(half == which).sum(1) for which in (0, 1)], 1)[..., None]
     lines = np.take_along_axis(squares, 1 - half[:, None], 1).mean((0, 1))
     if not np.isfinite(lines).all():
@@ -212,7 +240,7 @@ def _gradients(
     norms = torch.zeros(len(asked), len(context), dtype=torch.float64, device=precise(model.device))
     for place, one in enumerate(asked):
         row = Row(one)
-        streams = ran.streams(row)
+        streams = ran.streams(row)[0]
         gradients.append(ran.gradient(ran.odds(row, streams)))
         report(PASS)
         if draw is None:
@@ -244,41 +272,3 @@ def _parts(
     own = lines[np.arange(len(lines)), np.asarray(depths)]
     others = (lines.sum(-1) - own) / (lines.shape[-1] - 1)
     return np.stack([own, others, np.sqrt(squares[:, 0])], axis=-1)
-
-
-def profiles(
-    model: View,
-    tokens: Tensor,
-    couple: Couple,
-    depths: np.ndarray,
-    *,
-    initialization: Rule,
-    seed: int,
-    pieces: Store,
-) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """`profile`, `profile_init` and `kernel` by depth, from ordinary text; attributes that say why one is missing.
-
-    Args:
-        tokens: ids [prompt, position] of the length of a context with its question.
-        couple: says where lines stand.
-        depths: the pairs.
-        initialization: what fresh weights are drawn from, as in `View.reinitialized`.
-        seed: of the fresh weights and of the sketch.
-        pieces: keeps what each prompt gave.
-    """
-
-    def by_depth(curves: Any) -> np.ndarray:
-        mean: Any = band(curves.values).centre
-        return np.sqrt((_by_line(mean, couple)[depths] ** 2).mean(-1))
-
-    found, missing = {}, {}
-    how: dict[str, Any] = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}
-    found["profile"] = by_depth(jacobian(model, tokens, pieces=pieces.within("profile"), **how)["elasticity"])
-    fresh = model.reinitialized(seed, initialization=initialization)
-    found["profile_init"] = by_depth(jacobian(fresh, tokens, pieces=pieces.within("profile init"), **how)["elasticity"])
-    try:
-        kernel = second_moment(model, tokens, attention="measured", score_path=True, pieces=pieces)
-        found["kernel"] = by_depth(kernel["sensitivity"])
-    except InputError as error:  # blocks that cannot be taken apart
-        missing["kernel_missing"] = str(error)
-    return found, missing

@@ -23,7 +23,7 @@ from probes.errors import InputError
 from probes.measures.consequences import consequences
 from probes.measures.jacobian import jacobian
 from probes.measures.retrieval import retrieval
-from probes.measures.retrieval.recall_numbers import shape
+from probes.measures.retrieval.numbers import shape
 from probes.measures.sinks import sinks
 from probes.models.fresh import fresh_model
 from probes.models.initialization import KINDS, Initialization, by_depth
@@ -315,7 +315,7 @@ def measured(folder: Path, s: Settings, heldout: Sequence[Document], device: tor
     tokens = draw(view, n=s.prompts, length=s.length, text=PROBED, seed=ORDER).tokens
     profile = typical(jacobian(view, tokens, method="sketch", products=s.products)["elasticity"].values)
     attention = sinks(view, tokens, keys=(0,))
-    asked: Any = {"pairs": s.pairs, "keys": "apart", "digits": 4, "contexts": s.contexts, "candidates": 1, "pilot": 0}
+    asked: Any = {"pairs": s.pairs, "keys": "apart", "digits": 4, "contexts": s.contexts}
     recall = shape(retrieval(view, **asked, seed=ORDER))
     ends = numbers(profile)
     return {

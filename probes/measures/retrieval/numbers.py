@@ -1,26 +1,27 @@
-"""What the mechanism tells of recall: numbers with intervals over couples of contexts, and a verdict in a word.
+"""What a result of `retrieval` says: whether recall is a U in depth, and what the mechanism tells of it.
+
+Intervals are the jackknife's over couples of contexts, each of which is the other's control. That of a share of exact
+answers lies between 0 and 1; where all answers are alike it is what so many couples leave open (Clopper and Pearson).
+
+Of the mechanism (`statements`; no intervals from fewer than `FEWEST` couples):
 
 - Rank correlation over depth of the mean gain (all contexts of a result) with a profile: the model's own behind ordinary
-  text, the one at initialization, the second-moment kernel, the norm behind the lists themselves, log distance alone (the
-  logarithm of how far before the place of its prediction the value stands). Profiles stay as they are when couples are left
-  out. Noise of the mean gain draws all of these towards 0. How much there is, the rank correlation of the gain of half of
-  the couples with that of the other half tells (mean over splits). In simulations (36 depths, no relation) 4 to 9 % of the
-  intervals exclude 0; percentiles of resampled couples do so for 18 % where there are 4 couples, and are not taken.
+  text, the one at initialization, the norm behind the lists themselves, log distance alone (the logarithm of how far before
+  the place of its prediction the value stands). Profiles stay as they are when couples are left out. Noise of the mean gain
+  draws all of these towards 0. In simulations (36 depths, no relation) 4 to 9 % of the intervals exclude 0; percentiles of
+  resampled couples do so for 18 % where there are 4 couples, and are not taken.
 - AUC: of two traced questions at one depth, one answered exactly and one not, how often the pair's sensitivity is greater in
   the first (ties count half; Mann and Whitney). Nothing is fitted, so that every context counts as held out.
 - Variance explained: 1 - (squared errors) / (those of the mean), all of couples that the fit of log p has not seen, by log
   distance, and what adding the logarithm of the pair's sensitivity changes; once with norms in place of sensitivities.
 
-Verdicts. "nothing": the 90 % interval lies within a margin that was fixed beforehand (science of the measurement, section
-8): 0.3 for rank correlations, and for AUC as the rank correlation 2 AUC - 1; 0.02 of the variance, above which it must not
-reach, since a fit that carries over worse than none explains nothing, too. "effect": the 95 % interval lies on one side of
-what nothing would give, above it for explained variance. Else "undecided". So are all with fewer than `FEWEST` couples, and
-a rank correlation near 0 where the gain itself does not repeat (`RELIABLE`: of halves, by Spearman and Brown's formula).
+Source: ours; science of the measurement, section 11.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,56 +30,73 @@ from jaxtyping import Float
 
 from ...results.curves import spearman
 from ...results.statistics import Interval, couples, jackknife, jackknifed
+from ...results.ushape import SHORTEST, beginning, middle_of, shape_over
 
-RANK_MARGIN, VARIANCE_MARGIN = 0.3, 0.02
-FEWEST = 6  # couples, for an interval
-RELIABLE, SPLITS = 0.5, 50  # reliability of the mean gain, from which on a rank correlation near 0 says something
+TROUGHS = 1000  # resamples for where recall is lowest
+FEWEST = 6  # couples, for an interval of what the mechanism tells
+UNKNOWN = Interval(math.nan, math.nan, math.nan)
 PROFILES = {
     "profile": "the pretrained profile",
     "profile_init": "the profile at initialization",
-    "kernel": "the kernel",
     "norm_profile": "the norm behind the lists",
     "log_distance": "log distance",
 }
-SHOWN = {  # by what it is called: variable and part
-    "pair": ("sensitivity", "pair"),
-    "others": ("sensitivity", "others"),
-    "position 0": ("sensitivity", "position 0"),
-    "control": ("sensitivity_control", "pair"),
-    "through_first": ("through_first", "pair"),
-    "cut": ("cut", "pair"),
-    "norm": ("norm", "pair"),
+SHOWN = {  # by what it is called: variable, part, and words
+    "pair": ("sensitivity", "pair", "pair"),
+    "control": ("sensitivity_control", "pair", "key not there"),
+    "others": ("sensitivity", "others", "other pairs"),
+    "position 0": ("sensitivity", "position 0", "position 0"),
+    "through_first": ("through_first", "pair", "through attention to position 0"),
+    "cut": ("cut", "pair", "all other paths"),
+    "norm": ("norm", "pair", "norm"),
 }
 
 
-class Statement(NamedTuple):
-    """A number, and what it says."""
+class Recall(NamedTuple):
+    """How recall depends on depth; intervals over couples of contexts."""
 
-    name: str
-    number: Interval
-    verdict: str
+    exact: Interval  # share of exact answers
+    gain: Interval  # nat, mean
+    primacy: Interval  # the first 5 % of the pairs against the middle half, ratio of probabilities
+    recency: Interval  # the last pair against it
+    trough: Interval  # where recall is least, from 0 to 1
 
 
-def statements(ds: xr.Dataset) -> list[Statement]:
-    """All that a result of `retrieval` with a mechanism says; profiles that it lacks are left out."""
-    gain, unit = ds["gain"].values, couples(ds)
-    halves = split_halves(gain, unit)
-    said = "rank correlation over depth of gain, half of the couples with the other half"
-    found = [Statement(said, Interval(halves, math.nan, math.nan), "-")]
-    repeats = 2 * halves / (1 + halves) >= RELIABLE if halves > -1 else False
-    for name in (one for one in PROFILES if one in ds or one == "log_distance"):
-        number = follows(ds, name)
-        word = verdict(number, 0.0, RANK_MARGIN)
-        word = word if repeats or word != "nothing" else "undecided"
-        found.append(Statement(f"rank correlation over depth of gain with {PROFILES[name]}", number, word))
-    number = auc(ds)
-    found.append(
-        Statement("AUC of the pair's sensitivity for exact answers", number, verdict(number, 0.5, RANK_MARGIN / 2))
-    )
-    said = "variance of log p explained by log distance"
-    for name, number in explained(ds).items():
-        found.append(Statement(said + name, number, verdict(number, 0.0, VARIANCE_MARGIN, above=True)))
-    return found
+def shape(ds: xr.Dataset) -> Recall:
+    """The U-shape of a result of `retrieval`; NaN for the U of fewer than 8 depths."""
+    unit = couples(ds)
+    exact, gain = (jackknifed(lambda some: float(some.mean()), ds[name].values, unit) for name in ("exact", "gain"))
+    surely = 1 - 0.025 ** (1 / len(np.unique(unit)))  # as often as an end is left open where all answers are alike
+    low, high = (1 - surely, surely) if exact.value in (0, 1) else (exact.low, exact.high)
+    exact = exact._replace(low=max(0.0, low if exact.value else 0.0), high=min(1.0, high if exact.value < 1 else 1.0))
+    curve = shape_over(ds["log_p"].values[:, None], unit, bootstrap=TROUGHS)
+    lowest = curve.trough_fraction if ds.sizes["depth"] >= SHORTEST else UNKNOWN
+    return Recall(exact, gain, curve.primacy, curve.recency, lowest)
+
+
+def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
+    """How much better the first 5 % of the pairs and the last pair are recalled than the middle half, by `log_p` or `exact`.
+
+    Differences of means over contexts, the middle's the median over its depths; NaN for fewer than 8 depths.
+    """
+    length = ds.sizes["depth"]
+
+    def better(end: slice) -> Interval:
+        def difference(some: np.ndarray) -> float:
+            curve = some.mean(0)
+            return float(curve[end].mean() - middle_of(curve))
+
+        return jackknifed(difference, ds[name].values, couples(ds)) if length >= SHORTEST else UNKNOWN
+
+    return better(slice(0, beginning(length))), better(slice(-1, None))
+
+
+def statements(ds: xr.Dataset) -> dict[str, Interval]:
+    """All that a result of `retrieval` with a mechanism says, by name; profiles that it lacks are left out."""
+    known = [name for name in PROFILES if name in ds or name == "log_distance"]
+    found = {f"rank correlation over depth of gain with {PROFILES[name]}": follows(ds, name) for name in known}
+    found["AUC of the pair's sensitivity for exact answers"] = auc(ds)
+    return found | {f"variance of log p explained by log distance{more}": of for more, of in explained(ds).items()}
 
 
 def follows(ds: xr.Dataset, profile: str) -> Interval:
@@ -87,30 +105,9 @@ def follows(ds: xr.Dataset, profile: str) -> Interval:
     return _over_couples(lambda some: spearman(some.mean(0), curve), ds["gain"].values, couples(ds))
 
 
-def verdict(number: Interval, null: float, margin: float, *, above: bool = False) -> str:
-    """The number's verdict: effect, nothing or undecided; `above`: what lies below `null` is nothing, too."""
-    if not (math.isfinite(number.low) and math.isfinite(number.high)):
-        return "undecided"
-    low, high = number.at(0.9)
-    if high < null + margin and (above or low > null - margin):
-        return "nothing"
-    return "effect" if number.low > null or (number.high < null and not above) else "undecided"
-
-
 def log_distance(ds: xr.Dataset) -> Float[np.ndarray, " depth"]:
     """Logarithm of how many tokens before the place of its prediction each value begins."""
     return np.log(ds.attrs["query"] - ds["place"].values)
-
-
-def split_halves(gain: Float[np.ndarray, "context depth"], unit: np.ndarray) -> float:
-    """Rank correlation over depth of the mean gain of half of the couples with that of the rest; NaN for a single one."""
-    names, draw, found = np.unique(unit), np.random.default_rng(0), []
-    if len(names) < 2:
-        return math.nan
-    for _ in range(SPLITS):
-        own = np.isin(unit, draw.permutation(names)[: len(names) // 2])
-        found.append(spearman(gain[own].mean(0), gain[~own].mean(0)))
-    return float(np.mean(found))
 
 
 def auc(ds: xr.Dataset) -> Interval:
@@ -162,14 +159,14 @@ def _at_places(ds: xr.Dataset, name: str) -> Float[np.ndarray, "traced place"]:
     return ds[name].sel(context=ds["traced"].values, depth=ds["traced_depth"].values).values
 
 
-def _over_couples(estimate: object, values: np.ndarray, unit: np.ndarray) -> Interval:
-    found = jackknifed(estimate, values, unit)  # type: ignore[arg-type]
+def _over_couples(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np.ndarray) -> Interval:
+    found = jackknifed(estimate, values, unit)
     return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
 
 
 def by_depth(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One of `SHOWN` at the traced depths: geometric mean over contexts, low and high end over couples, [place]."""
-    variable, part = SHOWN[name]
+    variable, part, _ = SHOWN[name]
     with np.errstate(divide="ignore"):
         logs = np.log(ds[variable].sel(part=part).values)
     mean, low, high = jackknife(lambda some: some.mean(0), logs, couples(ds, "traced"))
