@@ -40,7 +40,10 @@ def continues(model: View) -> TypeGuard[Continues]:
 
 
 def behind(model: View, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
-    """`Continues.behind` of any view; one that cannot continue a context runs the whole text for every end of a row."""
+    """`Continues.behind` of any view; one that cannot continue a context runs the whole text for every end of a row.
+
+    A text's last token, which is predicted there, counts where rotations depend on its length: one stands behind every end.
+    """
     if continues(model):
         return model.behind(embeddings, edits=edits)
     length = embeddings.shape[1]
@@ -53,9 +56,9 @@ def behind(model: View, embeddings: Float[Tensor, "1 position d"], *, edits: Seq
             for end in range(len(ids) - 1, -1, -1):
                 if end not in streams:  # no later token of the row follows it
                     path = sees[end].nonzero()[:, 0]
-                    own = model.embed(torch.cat([context, ids[path]])[None]).detach()[:, length:]
+                    own = model.embed(torch.cat([context, ids[path], ids[:1]])[None]).detach()[:, length:]
                     whole = model.residual(torch.cat([embeddings, own], 1), edits=edits)
-                    streams |= dict(zip(path.tolist(), whole[0, length:], strict=True))
+                    streams |= dict(zip(path.tolist(), whole[0, length:-1], strict=True))
             rows.append(torch.stack([streams[n] for n in range(len(ids))]))
         return torch.stack(rows)
 
