@@ -194,8 +194,7 @@ class Loading(Options):
 
         heads, values = self.heads(), self.values()
         model = load(source, **values)
-        how: Any = {"zero": "zero", "from-0": "from position 0"}[self.ablate_how]
-        return model if heads is None else ablated(model, heads, how)
+        return model if heads is None else ablated(model, heads, self.ablate_how)
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ CODE = "assert sum([1, 2, 3]) == 6; assert sum([4, 5]) == 9; assert sum([1, 2, 3
 INTERVENTIONS = (
     "mean*0.2,mean*0.4,mean*0.6,mean*0.8,mean,zero,random,drawn,0,1,mean@1,mean@2,mean@4,mean@8,mean@16,mean@24,"
     "mean:keys,mean:values,mean:both,mean@4:keys,mean@4:values,mean@4:both,without-0,without-0@4,without-0@8,without-0@16,"
-    "without-0@24,constant-sink,held-log-z,equal-log-z"
+    "without-0@24,constant-sink,held-log-z"
 )
 # Of Qwen, whose weights overflow when log Z is held (its logits reach far above any normal sum).
-FEWER = "drawn,zero,without-0,without-0@4,without-0@8,mean@8,mean@4:values,constant-sink,equal-log-z"
+FEWER = "drawn,zero,without-0,without-0@4,without-0@8,mean@8,mean@4:values,constant-sink"
 NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 LISTS = "--pairs 36 --keys apart --digits 4"
 ALIKE = "--pairs 36 --keys alike --digits 4 --contexts 24"

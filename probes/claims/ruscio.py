@@ -402,7 +402,7 @@ def _(ds: xr.Dataset) -> Told:
 
 # ------------------------------------------------------------------------------------------- what position 0 is needed for
 
-HIDING = "--replace drawn,without-0,held-log-z,equal-log-z,constant-sink"
+HIDING = "--replace drawn,without-0,held-log-z,constant-sink"
 OPTIONS = f"{HIDING} --prompts 32 --length 128 --profile-prompts 0 --recall 12"
 needed = ours.but(where="7", needs=real("interventions/bos-swap", options=OPTIONS))
 LOSS = "change of the next-token loss under {}, interval over documents, above 0"

@@ -10,7 +10,7 @@ log Z.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,12 +26,9 @@ from .fused import query_blocks
 from .load import takes_model
 from .view import Attention, Edit, View
 
-How: TypeAlias = Literal["zero", "mean", "from position 0"]
-Weights: TypeAlias = Literal["without 0", "constant sink", "held log Z", "equal log Z"]
+How: TypeAlias = Literal["zero", "mean", "from-0"]
+Weights: TypeAlias = Literal["without-0", "constant-sink", "held-log-z"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
-HOTTEST = 16.0  # the largest factor on a query's logits by which its log Z is made equal
-HALVINGS = 24  # of that range: a factor is then known to 1e-6, and one step of Newton's gives the remaining digits
-FLAT = 1e-3  # of the deviation of a query's logits: a slope of log Z below it counts as 0
 TINY = 1e-12  # of what is divided by
 
 
@@ -51,7 +48,7 @@ def ablated(
         model: any view; it is not changed.
         heads: (block, head) of each, counted from 0.
         how: "zero": the head's output `sum_j A_ij v_j` is 0; "mean": it is the mean over `reference`, at position 0 and over
-            the positions behind it; "from position 0": of the queries from 1 on the term `A_i0 v_0` alone is 0.
+            the positions behind it; "from-0": of the queries from 1 on the term `A_i0 v_0` alone is 0.
         reference: prompts that the mean is taken over.
 
     Raises:
@@ -76,7 +73,7 @@ def ablated(
     by_layer = {layer: [head for at, head in chosen if at == layer] for layer, _ in chosen}
 
     def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
-        if how == "from position 0":
+        if how == "from-0":
             return [Edit("logits", layer, partial(_without_term, at)) for layer, at in by_layer.items()]
         if how == "zero":
             return [Edit("output", layer, partial(_put, at, 0.0)) for layer, at in by_layer.items()]
@@ -161,14 +158,13 @@ def reweighed(
     """The same model with other attention weights in all heads from a block on, as a view that every probe can be run on.
 
     Query 0, which sees itself alone, keeps its weight. A learned sink logit (gpt-oss) counts as one of a query's logits: it
-    takes its share of what key 0 loses, is in `log Z_i`, and is multiplied with the others.
+    takes its share of what key 0 loses, and is in `log Z_i`.
 
     Args:
         model: any view; it is not changed.
-        how: "without 0": no later query sees key 0. "constant sink": key 0's logit is its mean over queries, as a learned
-            sink logit would be. "held log Z": `log Z_i` loses its trend, a straight line in log(1 + i) through its mean, and
-            keeps what texts make of it; weights then no longer sum to 1. "equal log Z": each query's logits are multiplied
-            by a factor (from 0 to 16) that makes `log Z_i` its mean, or brings it as near as a factor can.
+        how: "without-0": no later query sees key 0. "constant-sink": key 0's logit is its mean over queries, as a learned
+            sink logit would be. "held-log-z": `log Z_i` loses its trend, a straight line in log(1 + i) through its mean, and
+            keeps what texts make of it; weights then no longer sum to 1.
         layer: the first block that is changed.
         reference: prompts that means are taken over, of each head by itself.
 
@@ -179,49 +175,50 @@ def reweighed(
         raise InputError(f"how '{how}' is unknown; give {', '.join(get_args(Weights))}")
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
-    if how != "without 0":
+    if how != "without-0":
         check_reference(model, reference)
     layers = range(layer, model.spec.blocks)
 
     def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
-        if how == "without 0":
+        if how == "without-0":
             return [Edit("logits", layer, _without_0) for layer in layers]
-        change = {"constant sink": _constant_sink, "held log Z": _held, "equal log Z": _equal}[how]
+        change = _constant_sink if how == "constant-sink" else _held
         return [Edit("logits", layer, partial(change, *means[layer])) for layer in layers]
 
     def prepared(model: View) -> Any:
-        return None if reference is None or how == "without 0" else _means(model, how, reference)
+        return None if reference is None or how == "without-0" else _means(model, how, reference)
 
     return Edited(model, Change(f"{how} from block {layer}", edits, prepared))
 
 
 def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Tensor, ...]]:
-    """Of every head [H, 1, 1], by block, over the queries from 1 on: the mean of s_i0 or of log Z_i.
+    """Of every head [H, 1, 1], by block, over the queries from 1 on: the mean of s_i0.
 
-    For "held log Z", the slope of log Z_i by log(1 + i), and the mean of log(1 + i).
+    For "held-log-z", the slope of log Z_i by log(1 + i), and the mean of log(1 + i).
     """
     sums: dict[int, list[Tensor]] = {}
     x = torch.arange(1, reference.shape[1], dtype=torch.float64).log1p()  # log Z_i grows with the number of keys, 1 + i
 
     def watch(layer: int, attention: Attention) -> None:
-        found = []
+        rows = []
         for start, stop in query_blocks(attention):
             logits, log_z = attention.weighed(start, stop)
             first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
-            found.append((first if how == "constant sink" else log_z)[0, :, :, 0])
-        every = double(torch.cat(found, 1)[:, 1:])
-        if how == "held log Z":
+            rows.append((log_z if how == "held-log-z" else first)[0, :, :, 0])
+        every = double(torch.cat(rows, 1)[:, 1:])
+        if how == "held-log-z":
             centred = (x - x.mean()).to(every)
-            sums.setdefault(layer, []).append((every @ centred) / centred.square().sum().clamp_min(TINY))
+            mean = (every @ centred) / centred.square().sum().clamp_min(TINY)
         else:
-            known = torch.isfinite(every)  # behind a window nobody sees key 0
-            sums.setdefault(layer, []).append(every.where(known, 0).sum(1) / known.sum(1).clamp_min(1))
+            seen = torch.isfinite(every)  # behind a window nobody sees key 0
+            mean = every.where(seen, 0).sum(1) / seen.sum(1).clamp_min(1)
+        sums.setdefault(layer, []).append(mean)
 
     with model.watching(watch):
         for row in reference:
             model.residual(model.embed(row[None]))
     means = {layer: torch.stack(found).mean(0)[:, None, None] for layer, found in sums.items()}
-    return {layer: (mean, x.mean()) if how == "held log Z" else (mean,) for layer, mean in means.items()}
+    return {layer: (mean, x.mean()) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
 
 
 def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,70 +239,4 @@ def _held(
     slope: Tensor, middle: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
     trend = slope.to(log_z) * (queries.to(log_z).log1p() - float(middle))
-    return logits, torch.where(_behind_0(queries, log_z), log_z - trend, log_z)
-
-
-def _behind_0(queries: Tensor, log_z: Tensor) -> Tensor:
-    """Which rows are not query 0, which sees itself alone and keeps its weight; broadcasts to log Z."""
-    return (queries > 0).expand(*queries.shape[:-1], 1).expand_as(log_z)
-
-
-def _equal(level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits times a factor b_i per query, so that log sum_j exp(b_i s_ij) is `level`, or as near to it as it comes.
-
-    The factor is searched for without derivatives. One step of Newton's on the equation that it solves (log Z = level where
-    that is reached, d log Z / db = 0 where log Z is least) gives its last digits and its derivatives; there are none at
-    either end of its range.
-    """
-    level = level.to(logits).expand_as(log_z)
-    with torch.no_grad():
-        factor = torch.where(_behind_0(queries, log_z), _factor(level, logits), 1.0)
-        _, slope, curvature = _slope(logits, factor)
-        inside = (factor > 0) & (factor < HOTTEST) & _behind_0(queries, log_z)
-        reached = slope.abs() > FLAT * curvature.sqrt()
-    value, falling, _ = _slope(logits, factor)
-    step = torch.where(reached, (value - level) / slope.where(reached, 1), falling / curvature.clamp_min(TINY))
-    logits = _times(logits, factor - step.where(inside, 0))
-    return logits, logits.logsumexp(-1, keepdim=True)
-
-
-def _factor(level: Tensor, logits: Tensor) -> Tensor:
-    """From 0 to `HOTTEST`, per query.
-
-    log sum_j exp(b s_j) is convex in b: it falls from 0 to where it is least and rises from there to `HOTTEST`. Where both
-    sides reach the level, b is the one nearer to 1; where neither does, the end or the least that comes nearest.
-    """
-    none, hottest = torch.zeros_like(level), torch.full_like(level, HOTTEST)
-
-    def between(low: Tensor, high: Tensor, beyond: Callable[[Tensor], Tensor]) -> Tensor:
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            past = beyond(middle)
-            low, high = torch.where(past, low, middle), torch.where(past, middle, high)
-        return torch.where(low == 0, low, high)  # an end of the range stays one
-
-    def log_z(factor: Tensor) -> Tensor:
-        return _times(logits, factor).logsumexp(-1, keepdim=True)
-
-    least = between(none, hottest, lambda b: _slope(logits, b)[1] > 0)
-    left, right = between(none, least, lambda b: log_z(b) < level), between(least, hottest, lambda b: log_z(b) > level)
-    at_none, at_hottest = log_z(none), log_z(hottest)
-    nearer = torch.where((left - 1).abs() < (right - 1).abs(), left, right)
-    factor = torch.where(at_hottest < level, left, torch.where(at_none < level, right, nearer))
-    beyond = (at_none < level) & (at_hottest < level)
-    return torch.where(beyond, torch.where(at_none < at_hottest, hottest, none), factor)
-
-
-def _slope(logits: Tensor, factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`log sum_j exp(b s_j)` of every query, and its two derivatives with respect to b."""
-    scaled = _times(logits, factor)
-    value = scaled.logsumexp(-1, keepdim=True)
-    weights, known = (scaled - value).exp(), logits.masked_fill(torch.isinf(logits), 0)
-    slope = (weights * known).sum(-1, keepdim=True)
-    return value, slope, (weights * (known - slope).square()).sum(-1, keepdim=True)
-
-
-def _times(logits: Tensor, factor: Tensor) -> Tensor:
-    """What is hidden stays hidden, also at a factor of 0, and gives the factor no derivative."""
-    hidden = torch.isinf(logits)
-    return (logits.masked_fill(hidden, 0) * factor).masked_fill(hidden, float("-inf"))
+    return logits, torch.where(queries > 0, log_z - trend, log_z)

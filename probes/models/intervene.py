@@ -8,7 +8,7 @@ wanted with `@BLOCK`, as in "without-0@8".
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from jaxtyping import Int
 from torch import Tensor
@@ -19,13 +19,7 @@ from .edited import Edited
 from .swap import CHOICES, PARTS, Replacement, parse_replacement, swapped
 from .view import View
 
-# By the names that a command line takes.
-WAYS: dict[str, Weights] = {
-    "without-0": "without 0",
-    "constant-sink": "constant sink",
-    "held-log-z": "held log Z",
-    "equal-log-z": "equal log Z",
-}
+WAYS: tuple[Weights, ...] = get_args(Weights)
 FORM = re.compile(r"([^@:*]+?) *(?:@ *([^@:*]+?))? *(?:: *([^@:*]+?))? *(?:\* *([^@:*]+?))?")
 
 
@@ -54,7 +48,7 @@ class Intervention(NamedTuple):
             InputError: as `swapped` and `reweighed`.
         """
         if self.what in WAYS:
-            return reweighed(model, WAYS[str(self.what)], layer=self.layer, reference=reference)
+            return reweighed(model, self.what, layer=self.layer, reference=reference)
         options: dict[str, Any] = {"layer": self.layer, "part": self.part, "dose": self.dose}
         return swapped(model, self.what, seed=seed, reference=reference, **options)
 

@@ -29,7 +29,7 @@ on lists of `RECALLED` pairs, before and after: the mean, and by the depth of th
 **Definitions of "removed".** [Ruscio] does not say of what 40 % are removed. `removed_by` has every definition that we could
 think of (`DEFINITIONS`), each as `1 - after / before`.
 
-**What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held or made equal, logits and
+**What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held, logits and
 denominators are no longer those that mask and stream make. There the parts of leakage after the intervention are NaN.
 
 **Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
@@ -80,7 +80,7 @@ STAGES = {
     "recall": (0.9, 1.0),
 }
 LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 0, "products": 2, "recall": 0}
-WITHOUT_LEAKAGE = ("without-0", "held-log-z", "equal-log-z")  # see the module's text
+WITHOUT_LEAKAGE = ("without-0", "held-log-z")  # see the module's text
 # What `probes.leakage` calls parts, V(X) with and without the constant sink, and position 0's own term.
 LEAKS = {
     "leakage": "log_form",
