@@ -19,7 +19,9 @@ from torch import Tensor
 
 import probes
 from probes import jacobian as checked_jacobian
+from probes.models import pullback
 from probes.models.huggingface import HuggingFaceView
+from probes.models.pullback import Apart, Pace, Prompt
 from probes.models.view import Parts
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
@@ -79,6 +81,19 @@ def test_chunk_sizes_agree_and_pairs_that_are_not_kept_cost_precision_only(monke
     assert (np.abs(np.log(forgotten.stderr / kept.stderr)) < 1).all()
 
 
+def test_blocks_are_kept_while_half_of_the_memory_is_free_and_chunks_fill_the_rows_of_a_product(monkeypatch):
+    seen, tokens = view("llama"), some_tokens()
+    pace = Pace.of(seen, LENGTH)
+    assert pace == Pace(pullback.CPU_ROWS // LENGTH, True)
+    free = iter((100, 51, 50, 51))  # before the pass, then at each block
+    monkeypatch.setattr(pullback, "available", lambda device: next(free))
+    apart = Apart(seen, 0, "auto")
+    prompt = Prompt(tokens, "residual", [0], apart, pace, check=False, pathway="total", query=LENGTH - 1)
+    blocks = [prompt.block(layer) for layer in range(families.BLOCKS)]
+    monkeypatch.setattr(pullback, "available", lambda device: 0)
+    assert [prompt.block(layer) is block for layer, block in enumerate(blocks)] == [True, False, True]
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt2", "gpt_neox"])
 def test_transformer_lens_gives_the_same(name):
     tokens = some_tokens()
@@ -132,13 +147,13 @@ def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say(products, see
 
 
 @pytest.mark.parametrize("name", probes.bundled())
-def test_sixty_four_products_are_within_two_percent(name):
+def test_sixty_four_products_are_within_four_percent(name):
     model = probes.load(name, device="cpu")
     tokens = probes.prompts(model, n=2, length=160)
     exact = jacobian(model, tokens).sensitivity.values
     got = jacobian(model, tokens, method="sketch").sensitivity.values
     assert (exact > 0).all()
-    assert np.sqrt(((got / exact - 1) ** 2).mean()) < 0.02
+    assert np.sqrt(((got / exact - 1) ** 2).mean()) < 0.04
 
 
 def test_scalar_is_the_product_with_ones():

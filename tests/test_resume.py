@@ -77,7 +77,7 @@ def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, mo
     model, tokens = prompted[0], prompted[1][:1]
     expected = measure("jacobian", model, tokens, None)
     with monkeypatch.context() as patch:  # blocks made again for every chunk
-        patch.setattr("probes.models.memory.KEPT_SHARE", 0.0)
+        patch.setattr("probes.models.pullback.KEPT_SHARE", -1.0)
         xr.testing.assert_equal(measure("jacobian", model, tokens, None), expected)
     allocator = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
     with monkeypatch.context() as patch:

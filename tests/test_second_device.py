@@ -24,7 +24,7 @@ from toy_runs import MIXED, SMALL, copying
 from transformers import PreTrainedModel
 
 import probes
-from probes.models.memory import Pace, paced
+from probes.models.pullback import Pace
 from probes.models.view import View
 from probes.run.memory import available
 from probes.run.spool import GPU_SHARE, HELD, Spool
@@ -178,16 +178,16 @@ def test_every_family_in_both_backends(name, backend, float64):
 
 
 def test_what_follows_from_a_device_s_own_memory():
-    """Chunks of directions, kept blocks, spools: from what is free there, not here."""
+    """Chunks of directions, spools: from what is free there, not here."""
     few, much = 1 << 20, 1 << 30
     with Simulated(much):
         view = probes.load(families.model("llama"), device=str(ONE))
         assert available(ONE) == much
-        assert (paced(view, 64).chunk, paced(view, 64).keep) == (families.WIDTH, True)
+        assert Pace.of(view, 64) == Pace(families.WIDTH, True)
         assert Spool.beside(ONE)._held == much // GPU_SHARE
         assert Spool.beside(HERE)._held == HELD
     with Simulated(few):
-        assert (paced(view, 64).chunk, paced(view, 64).keep) == (1, False)
+        assert Pace.of(view, 64) == Pace(1, True)
 
 
 def test_what_does_not_fit_in_spite_of_that_is_taken_in_smaller_chunks(monkeypatch):

@@ -56,7 +56,7 @@ from .jacobian import jacobian
 
 Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
 
-PRODUCTS = 64  # of the sketch; its error is then about 1 %
+PRODUCTS = 64  # of the sketch; its error is then about 3 %
 STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
 SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
 WIDTH, LENGTH = 256, 256  # of places where they are not what is moved

@@ -1,6 +1,6 @@
 """A block's feed-forward, linearized at what it reads: one for all positions, or experts among which a router chooses.
 
-Both answer the same four questions: the output, products with the Jacobian from either side, and the kernel of the
+Both answer the same three questions: the output, products with the Jacobian, and the kernel of the
 second-moment theory. They read the normed stream, and their derivatives are those by the norm's unit, its weight included.
 
 With experts, position i gets sum_e w_ie y_e(n_i) over the experts that its router chooses. The choice is held: it changes
@@ -26,15 +26,19 @@ from torch.nn import functional
 
 from ..run.memory import shares
 from .pointwise import value_and_slope
-from .view import Linear, Parts, Routing
+from .view import Linear, Norm, Parts, Routing
 
 
-def feed_forward(parts: Parts, normed: Float[Tensor, "batch position d"], first: Tensor | None) -> Dense | Routed:
-    """What a block has; `first` are its first matrices, stacked, the norm's weight folded in."""
-    if parts.routing is not None:
-        return Routed(parts, parts.routing, normed)
-    assert first is not None
-    return Dense(parts, normed, first)
+def feed_forward(parts: Parts, normed: Float[Tensor, "batch position d"]) -> Dense | Routed:
+    """What a block has."""
+    return Dense(parts, normed) if parts.routing is None else Routed(parts, parts.routing, normed)
+
+
+@torch.no_grad()
+def stacked(norm: Norm | None, *first: Linear) -> Float[Tensor, "features d"]:
+    """First matrices of a branch, one above the other, the weight of the norm before it folded in."""
+    matrices = torch.cat([linear.weight for linear in first])
+    return matrices if norm is None else matrices * norm.weight
 
 
 def affine(linear: Linear, x: Tensor, expert: int | None = None) -> Tensor:
@@ -70,8 +74,8 @@ def _spread(slopes: tuple[Tensor, ...], strengths: Tensor) -> Tensor:
 class Dense:
     """One feed-forward for all positions, gated or plain."""
 
-    def __init__(self, parts: Parts, normed: Tensor, first: Float[Tensor, "features d"]) -> None:
-        self.down, self.first = parts.down.weight, first
+    def __init__(self, parts: Parts, normed: Tensor) -> None:
+        self.down, self.first = parts.down.weight, stacked(parts.mlp_norm, *_firsts(parts))
         hidden, self.slopes = _inner(parts, normed)
         self.output = affine(parts.down, hidden)
 
@@ -82,15 +86,6 @@ class Dense:
         # One product after the other: both cotangents side by side would be written and read once more.
         d_normed = 0 if not gate else (d_hidden * self.slopes[0][:, rows]) @ gate[0]
         return (d_hidden.mul_(self.slopes[-1][:, rows]) @ up).add_(d_normed)
-
-    def pushed(self, tangent: Tensor, rows: slice) -> Tensor:
-        """From tangents [K, B, rows, d] of the norm's unit to those of the output."""
-        d_up = tangent @ self.first.T
-        width = d_up.shape[-1] // len(self.slopes)
-        d_hidden = d_up[..., :width].mul_(self.slopes[0][:, rows])
-        if len(self.slopes) == 2:
-            d_hidden.addcmul_(d_up[..., width:], self.slopes[1][:, rows])
-        return d_hidden @ self.down.T
 
     def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "position position"]:
         """E tr(F_i F_k^T) over random weights, of the first prompt; `scale` [d] multiplies the output."""
@@ -140,19 +135,6 @@ class Routed:
             pairs = zip(_firsts(self.parts), slopes, strict=True)
             total[:, *at[:2]] += sum((d_hidden * slope) @ first.weight[expert] for first, slope in pairs)
         return total.mul_(self.norm)
-
-    def pushed(self, tangent: Tensor, rows: slice) -> Tensor:
-        tangent, weights, chosen = tangent * self.norm, self.weights[:, rows], self.chosen[:, rows]
-        d_logits = tangent @ self.routing.weight.T
-        mean = (d_logits * self.softmax[:, rows]).sum(-1, keepdim=True)
-        d_weights = (d_logits.gather(-1, chosen.expand(len(tangent), -1, -1, -1)) - mean) * weights
-        total = torch.einsum("nbtk,btkd->nbtd", d_weights, self.made[:, rows])
-        for expert, at in self._choices(rows):
-            slopes = (kept[:, rows][at] for kept in self.slopes)
-            pairs = zip(_firsts(self.parts), slopes, strict=True)
-            d_hidden = sum((tangent[:, *at[:2]] @ first.weight[expert].T) * slope for first, slope in pairs)
-            total[:, *at[:2]] += (d_hidden * weights[at][:, None]) @ self.parts.down.weight[expert].T
-        return total
 
     def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         router = (self.routing.weight * self.norm).to(dtype)

@@ -33,21 +33,10 @@ class Normalized:
         unit, inverse = self.unit[:, rows], self.inverse[:, rows]
         if self.layer:
             weighted -= weighted.mean(-1, keepdim=True)
-        along = self._along(weighted, unit).mul_(inverse)
+        along = torch.linalg.vecdot(wide(weighted), wide(unit)).unsqueeze(-1)
+        along = along if len(self.over) == 1 else along.sum(-3, keepdim=True)  # over all heads where the norm is
+        along = along.div_(-self.size).to(weighted.dtype).mul_(inverse)
         total.addcmul_(weighted, inverse).addcmul_(along, unit)
-
-    def pushed(self, tangent: Tensor, rows: slice | Tensor | tuple[slice, slice | Tensor] = slice(None)) -> Tensor:
-        """The derivative applied to tangents of the stream, the weight left to the caller; a new tensor."""
-        where = (slice(None), *rows) if isinstance(rows, tuple) else (slice(None), rows)
-        unit, inverse = self.unit[where], self.inverse[where]
-        if self.layer:
-            tangent = tangent - tangent.mean(-1, keepdim=True)
-        return torch.addcmul(tangent, self._along(tangent, unit), unit).mul_(inverse)
-
-    def _along(self, x: Tensor, unit: Tensor) -> Tensor:
-        """-<x, unit> / d, over all heads where the norm is."""
-        along = torch.linalg.vecdot(wide(x), wide(unit)).unsqueeze(-1)
-        return (along if len(self.over) == 1 else along.sum(-3, keepdim=True)).div_(-self.size).to(x.dtype)
 
     def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
         """The whole derivative's transpose, weight included, into a new tensor."""
@@ -65,9 +54,6 @@ class Bare(Normalized):
 
     def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
         total += weighted
-
-    def pushed(self, tangent: Tensor, rows: slice | Tensor | tuple[slice, slice | Tensor] = slice(None)) -> Tensor:
-        return tangent.clone()
 
 
 def normed(norm: Norm | None, stream: Tensor) -> Normalized:

@@ -120,7 +120,7 @@ class MeasuredBlock:
         out = out.to(self.dtype).unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
         if post is not None:
             gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
-        v = block.folded.attention[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
+        v = block.qkv[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
         exact, groups = double(out), self.heads // self.kv
         inner = exact.mT @ exact  # [H, c, c]
         values = double(v @ v.mT).repeat_interleave(groups, 0)

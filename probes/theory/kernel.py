@@ -122,7 +122,7 @@ from torch import Tensor
 from ..errors import InputError, check_choice
 from ..models.checks import check_place
 from ..models.initialization import Rule
-from ..models.linear import Folded, LinearizedBlock
+from ..models.linear import LinearizedBlock
 from ..models.load import born, takes_model
 from ..models.pullback import Readout, readout_rows
 from ..models.view import Parts, View, obstacle
@@ -178,13 +178,10 @@ def second_moment(
     if score_path and attention == "uniform":
         raise InputError("score_path=True needs the patterns themselves; give attention='measured' with it")
     sources = range(layers[0], model.spec.blocks)
-    apart: dict[int, tuple[Parts, Folded]] = {}
     report = Tally(progress, len(tokens) * len(sources))
     retry = Retry(f"a prompt of {at + 1} positions of '{model.identity.name}'", report)
 
-    def parts_of(layer: int) -> tuple[Parts, Folded]:
-        if layer in apart:
-            return apart[layer]
+    def parts_of(layer: int) -> Parts:
         parts = model.parts(layer)
         if parts is None:
             why = obstacle(model, layer)
@@ -193,10 +190,7 @@ def second_moment(
                 + ("" if why is None else f" ({why})")
                 + "; the theory needs an unchanged transformers model of a supported family"
             )
-        found = parts, Folded.of(parts)
-        if not model.offloaded:  # else it lies elsewhere for lack of room
-            apart[layer] = found
-        return found
+        return parts
 
     for layer in sources:  # before any work
         parts_of(layer)
@@ -208,8 +202,7 @@ def second_moment(
         moments = Moments.at_readout(readout_rows(model, top[-1], readout).to(dtype), top.to(dtype))
         found: dict[int, Tensor] = {}
         for layer in reversed(sources):
-            parts, folded = parts_of(layer)
-            block = LinearizedBlock(parts, trace.residual[layer], trace.rotary[layer], folded)
+            block = LinearizedBlock(parts_of(layer), trace.residual[layer], trace.rotary[layer])
             if not block.gives(trace.residual[layer + 1]):
                 raise InputError(
                     f"block {layer} of '{model.identity.name}' does not do what its parts say; the theory needs its parts"

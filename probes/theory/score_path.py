@@ -63,7 +63,7 @@ class ScorePath:
         self.width = out.shape[-1]
         self.along = direction @ out  # [H, T, c]
         self.out_root = roots(inner).to(out)
-        q, k, _ = block.folded.attention.split([len(out) * self.width, *[block.key.shape[1] * self.width] * 2])
+        q, k, _ = block.qkv.split([len(out) * self.width, *[block.key.shape[1] * self.width] * 2])
         q, k = (double(w).unflatten(0, (-1, self.width)) for w in (q, k))  # [heads, c, d]
         self.query_root = roots(q @ q.mT).to(out) * block.parts.scale
         self.key_gram = (k @ k.mT).to(out)

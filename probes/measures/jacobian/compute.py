@@ -38,14 +38,13 @@ from torch import Tensor
 from ...errors import InputError, check_choice
 from ...models.checks import check_place
 from ...models.load import takes_model
-from ...models.memory import paced
-from ...models.pullback import Apart, Engine, Pathway, Prompt, Readout
+from ...models.pullback import Apart, Engine, Pace, Pathway, Prompt, Readout
 from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance
 from ...results.variables import Variable, labelled
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store
-from .estimators import ENGINES, Estimate, sketch
+from .estimators import ENGINES, Estimate
 
 Method = Literal["exact", "sketch", "scalar"]
 PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
@@ -85,7 +84,7 @@ def jacobian(
         model: any view; it is not changed.
         tokens: ids [prompt, position], position 0 included.
         method: "exact", "sketch" or "scalar", see the module's text.
-        products: sketch only. Vector-Jacobian products per prompt, what finding Q costs included (64 unless given).
+        products: sketch only. Vector-Jacobian products per prompt, 64 unless given.
         readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
             (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
         pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text; or "all"
@@ -128,26 +127,32 @@ def jacobian(
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     planned, checked = min(width, most), False
-    pace, report = paced(model, end, apart.lowest, chunk), Tally(progress)
+    pace, report = Pace.of(model, end, chunk), Tally(progress)
+
+    def attempt(n: int, check: bool) -> Piece:
+        estimate = Estimate(width, int(np.random.SeedSequence([seed, n]).generate_state(1)[0]))
+        ids = tokens[n : n + 1, :end]
+        prompt = Prompt(ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
+        if method == "scalar":
+            estimate.take_scalar(prompt, report)
+        elif planned == width:
+            estimate.take_all(prompt, report)
+        else:
+            estimate.take_probes(prompt, planned, report)
+        return estimate.piece(prompt)
 
     def measured(n: int) -> Piece:
         """Prompt n's estimate, again in smaller chunks where memory runs out; the first is checked closely."""
         nonlocal checked
         while True:
-            estimate = Estimate.of(width, int(np.random.SeedSequence([seed, n]).generate_state(1)[0]))
-            before, check, checked = report.done, not checked, True
-            ids = tokens[n : n + 1, :end]
-            prompt = Prompt(model, ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
+            before = report.done
             try:
-                with prompt.linearized():
-                    if method == "scalar":
-                        estimate.add_scalar(prompt, report)
-                    else:
-                        sketch(estimate, prompt, planned, report)
-                    return estimate.piece(prompt)
+                piece = attempt(n, check=not checked)
+                checked = True
+                return piece
             except (RuntimeError, MemoryError) as error:
                 pace.slow_down(error, model, end)
-            report.done, checked = before, False
+            report.done = before
 
     def expect(numbers: Iterable[int]) -> None:
         report.expect(float(len(list(numbers)) * planned))

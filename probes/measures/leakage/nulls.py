@@ -22,7 +22,6 @@ import numpy as np
 from jaxtyping import Float
 
 from ...errors import InputError
-from ...models.memory import weights_of
 from ...models.view import View
 from ...results.statistics import INTERVAL
 from ...run.memory import available
@@ -52,7 +51,7 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
         InputError: too few for two halves of several.
     """
     if asked is None:
-        fits = not model.offloaded and weights_of(model) < available(model.device)
+        fits = not model.offloaded and _bytes(model) < available(model.device)
         asked = FRESH_PROMPTS if fits else 0
     if isinstance(asked, bool) or not isinstance(asked, int) or (asked != 0 and asked < LEAST_PROMPTS):
         raise InputError(
@@ -60,6 +59,12 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
             "null of fresh weights"
         )
     return min(asked, prompts)
+
+
+def _bytes(model: View) -> int:
+    """Of the weights behind a view, where it has any to show."""
+    module = getattr(getattr(model, "original", model), "_model", None)
+    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def first_of_halves(prompts: int, fresh: int) -> list[int]:
