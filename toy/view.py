@@ -270,9 +270,9 @@ class Toy(Watched):
         attention = attend(attention, normalizer=watcher is not None)
         assert attention.output is not None
         if seen is not None:
-            seen.append(attention.detached())
+            seen.append(attention.detached(self.device))
         if watcher is not None:
-            watcher(layer, attention.detached())
+            watcher(layer, attention.detached(self.device))
         mixed = _edited(edits, layer, "output", attention.output)
         return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
 

@@ -16,8 +16,8 @@ block 0 runs, whichever device a block ran on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -32,7 +32,6 @@ from .behind import Continuation, Past
 from .checks import first_ids
 from .families import beyond, family_of, rope_types, spec_of
 from .fresh import fresh_model, initialization_of
-from .fused import check_edits
 from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .listening import ATTENTION, Listening, listening, refuse_other_attention
@@ -228,7 +227,7 @@ class HuggingFaceView(Watched):
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        return self._pass(embeddings, edits, Listening(edits, self._watcher, self.device))
+        return self._pass(embeddings, self._listening(edits))
 
     @torch.no_grad()
     def trace(
@@ -238,15 +237,16 @@ class HuggingFaceView(Watched):
         attention: bool = False,
         edits: Sequence[Edit] = (),
     ) -> Trace:
-        heard = Listening(edits, self._watcher, self.device, recording=attention)
-        last = self._pass(embeddings, edits, heard, record=True)
+        heard, calls = self._listening(edits, recording=attention), dict[int, Any]()
+        last = self._pass(embeddings, heard, calls)
         streams, blocks, rotary = [], [], []
         for layer in range(self.spec.blocks):
-            args, kwargs = heard.calls[layer]
+            args, kwargs = calls[layer]
             stream = hidden(args, kwargs).detach().to(self.device)
             call = with_hidden(stream.new_empty(0), args, kwargs)  # so that a kept block does not keep its stream
             streams.append(stream)
-            blocks.append(partial(self._recorded, layer, call, [edit for edit in edits if edit.layer == layer]))
+            within = [edit for edit in edits if edit.layer == layer and edit.site != "residual"]
+            blocks.append(partial(self._recorded, layer, call, within))
             rotary.append(self._rotation(layer, kwargs.get("position_embeddings"), stream))
         recorded = tuple(heard.attention[layer] for layer in range(self.spec.blocks)) if attention else ()
         return Trace((*streams, last), tuple(blocks), tuple(rotary), recorded)
@@ -254,10 +254,11 @@ class HuggingFaceView(Watched):
     def _recorded(self, layer: int, call: tuple[Any, Any], edits: Sequence[Edit], stream: Tensor) -> Tensor:
         """A recorded block as a function of its stream, with the pass's edits of what attention reads and gives."""
         args, kwargs = with_hidden(stream, *call)
-        heard = Listening(edits, self._watcher, self.device)
+        heard = self._listening(edits)
         with self._attending(heard, (layer,)), self._deriving(self._blocks[layer], stream):
             output = self._blocks[layer](*args, **kwargs)
-            return (output[0] if isinstance(output, tuple) else output).to(self.device)
+        heard.check((layer,))
+        return (output[0] if isinstance(output, tuple) else output).to(self.device)
 
     def _rotation(self, layer: int, pair: Any, stream: Tensor) -> tuple[Tensor, Tensor] | None:
         if pair is None or self.spec.positional[layer] != "rope":
@@ -282,8 +283,7 @@ class HuggingFaceView(Watched):
         def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
             past = Past(keys, values, places.to(self.device), seen)
             embedded = self._embedded(tokens, position_ids=past.positions)
-            heard = Listening(edits, self._watcher, self.device, past=past)
-            return self._pass(embedded, edits, heard, position_ids=past.positions)
+            return self._pass(embedded, self._listening(edits, past=past), position_ids=past.positions)
 
         return run
 
@@ -297,65 +297,43 @@ class HuggingFaceView(Watched):
         cap = getattr(self._model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
+    def _listening(self, edits: Sequence[Edit], **more: Any) -> Listening:
+        return Listening(self.spec, edits, self._watcher, self.device, **more)
+
     def _pass(
-        self, embeddings: Tensor, edits: Sequence[Edit], heard: Listening, *, record: bool = False, **more: Tensor
+        self, embeddings: Tensor, heard: Listening, calls: dict[int, Any] | None = None, **more: Tensor
     ) -> Tensor:
-        """The stream after the last block of one pass, with its edits.
+        """The stream after the last block of one pass, with its edits; `calls` gets how every block was called."""
+        layers, last = range(self.spec.blocks), list[Tensor]()
 
-        Without `record` only that a block was called is kept, not its stream.
-        """
-        check_edits(edits, self.spec)
-
-        def before(layer: int) -> Callable[..., Any]:
-            changes = [edit for edit in edits if (edit.site, edit.layer) == ("residual", layer)]
-            changes = [edit for edit in changes if heard.past is None or edit.position is None]
-
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                stream = embeddings if layer == 0 else hidden(args, kwargs)
-                for edit in changes:
-                    stream = edit(stream.to(self.device))
-                call = with_hidden(stream, args, kwargs)
-                heard.calls[layer] = call if record else None
-                return call
-
-            return hook
+        def before(layer: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            stream = embeddings if layer == 0 else hidden(args, kwargs)
+            call = with_hidden(heard.edited(layer, "residual", stream), args, kwargs)
+            if calls is not None:
+                calls[layer] = call
+            return call
 
         def at_end(module: nn.Module, args: tuple[Any, ...]) -> None:
-            heard.last = args[0].to(self.device)
+            heard.fired.add((len(layers), "final residual"))
+            last.append(args[0].to(self.device))
 
-        layers = range(self.spec.blocks)
-        handles = [self._blocks[i].register_forward_pre_hook(before(i), with_kwargs=True) for i in layers]
-        handles.append(self._final_norm.register_forward_pre_hook(at_end))
-        try:
+        with ExitStack() as ends:
+            for layer in layers:
+                hook = self._blocks[layer].register_forward_pre_hook(partial(before, layer), with_kwargs=True)
+                ends.callback(hook.remove)
+            ends.callback(self._final_norm.register_forward_pre_hook(at_end).remove)
             with self._attending(heard, layers), self._deriving(self._decoder, embeddings):
                 # The hook at block 0 puts `embeddings` where the blocks begin, after scaling and added positions. What the
                 # decoder itself receives only sets the shape.
                 self._decoder(inputs_embeds=torch.zeros_like(embeddings), use_cache=False, **more)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for layer in layers:
-            if layer not in heard.calls:
-                raise never_fired(self.spec.family, "residual", layer)
-        if heard.last is None:
-            raise never_fired(self.spec.family, "final residual", self.spec.blocks)
-        return heard.last
+        heard.check(layers, *((layer, "residual") for layer in layers), (len(layers), "final residual"))
+        return last[-1]
 
     @contextmanager
     def _attending(self, heard: Listening, layers: Sequence[int]) -> Iterator[None]:
         """Listen to the attention of `layers`: record it, apply edits, call the watcher, as far as these are asked for."""
-        if not (heard.heard or heard.edits or heard.past is not None):
-            yield
-            return
-        with self._connected(heard, layers):
-            yield
-        heard.check(layers, self.spec.family)
-
-    @contextmanager
-    def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:
-        """Inside, the attention of `layers` is heard by the listener."""
-        listener.modules = {id(self._attention(layer)): layer for layer in layers}
-        token = listening.set(listener)
+        heard.modules = {id(self._attention(layer)): layer for layer in layers}
+        token = listening.set(heard)
         try:
             yield
         finally:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
@@ -101,31 +101,29 @@ class LensView(HuggingFaceView):
             return None
 
     @contextmanager
-    def _connected(self, listener: Listening, layers: Sequence[int]) -> Iterator[None]:
+    def _attending(self, heard: Listening, layers: Sequence[int]) -> Iterator[None]:
         """Hook points instead of an attention function: after rotation where there is one, else after projection."""
-        edited = {(edit.layer, edit.site) for edit in listener.edits}
-        watched = layers if listener.heard else sorted({layer for layer, _ in edited})
+        edited = {(edit.layer, edit.site) for edit in heard.edits if edit.site != "residual"}
+        listened = layers if heard.heard else sorted({layer for layer, _ in edited})
         with ExitStack() as ends:
-            for layer in watched:
+            for layer in listened:
                 attention: Any = self._blocks[layer].attn
-                heard = _Heard(self.spec, attention, listener, layer)
-                hooks = {attention.v.hook_out: heard.at("value", self.spec.kv_heads)}
+                block = _Heard(self.spec, attention, heard, layer)
+                hooks = {attention.v.hook_out: block.at("value", self.spec.kv_heads)}
                 if edited & {(layer, "output"), (layer, "logits")}:
-                    hooks[attention.o.hook_in] = heard.mixed((layer, "logits") in edited)
+                    hooks[attention.o.hook_in] = block.mixed((layer, "logits") in edited)
                 if self.spec.positional[layer] != "rope":
-                    hooks[attention.q.hook_out] = heard.at("query", self.spec.heads)
-                    hooks[attention.k.hook_out] = heard.at("key", self.spec.kv_heads)
+                    hooks[attention.q.hook_out] = block.at("query", self.spec.heads)
+                    hooks[attention.k.hook_out] = block.at("key", self.spec.kv_heads)
                 elif hasattr(attention, ROTATION):  # fused projections: hook_rot_q and hook_rot_k exist, but never fire
-                    setattr(attention, ROTATION, heard.rotating(getattr(attention, ROTATION)))
+                    setattr(attention, ROTATION, block.rotating(getattr(attention, ROTATION)))
                     ends.callback(delattr, attention, ROTATION)
                 else:
-                    hooks[attention.hook_rot_q], hooks[attention.hook_rot_k] = heard.at("query"), heard.at("key")
+                    hooks[attention.hook_rot_q], hooks[attention.hook_rot_k] = block.at("query"), block.at("key")
                 for point, hook in hooks.items():
                     ends.callback(point.register_forward_hook(hook).remove)
-                ends.callback(attention.register_forward_hook(heard.attended).remove)
+                ends.callback(attention.register_forward_hook(block.attended).remove)
             yield
-            for layer in watched:
-                check_seen(self.spec, layer, {site for at, site in listener.fired if at == layer})
 
     def _output_projection(self, layer: int) -> nn.Module:
         return self._blocks[layer].attn.o  # type: ignore[union-attr, return-value]
@@ -134,12 +132,12 @@ class LensView(HuggingFaceView):
 class _Heard:
     """One block's attention in a pass, as its hook points give it."""
 
-    def __init__(self, spec: Spec, attention: Any, listener: Listening, layer: int) -> None:
-        self.spec, self.original, self.listener, self.layer = spec, attention.original_component, listener, layer
+    def __init__(self, spec: Spec, attention: Any, heard: Listening, layer: int) -> None:
+        self.spec, self.original, self.heard, self.layer = spec, attention.original_component, heard, layer
         self.sites: dict[str, Tensor] = {}
 
     def receive(self, site: str, tensor: Tensor) -> Tensor:  # [B, H, T, c]
-        self.sites[site] = tensor = self.listener.edited(self.layer, site, tensor)
+        self.sites[site] = tensor = self.heard.edited(self.layer, site, tensor)
         return tensor
 
     def at(self, site: str, heads: int | None = None) -> Callable[..., Tensor]:
@@ -148,8 +146,7 @@ class _Heard:
         def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
             if heads is None:
                 return self.receive(site, output)
-            split = output.unflatten(-1, (heads, -1)) if output.ndim == 3 else output
-            return self.receive(site, split.transpose(1, 2)).transpose(1, 2).reshape(output.shape)
+            return self.receive(site, _by_head(output, heads)).transpose(1, 2).reshape(output.shape)
 
         return hook
 
@@ -164,19 +161,19 @@ class _Heard:
         """What reaches W_O: under edited logits attended anew, since not every bridge reads its own pattern again."""
 
         def hook(module: nn.Module, args: Any, given: Tensor) -> Tensor:
-            split = given.unflatten(-1, (self.spec.heads, -1)) if given.ndim == 3 else given  # [B, T, H, c]
-            attention = self.attention()
-            output: Any = attend(attention).output if anew else split.transpose(1, 2)
-            return self.listener.edited(self.layer, "output", output).transpose(1, 2).reshape(given.shape)
+            output: Any = attend(self.attention()).output if anew else _by_head(given, self.spec.heads)
+            return self.heard.edited(self.layer, "output", output).transpose(1, 2).reshape(given.shape)
 
         return hook
 
     def attended(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.listener.attended(self.layer, self.attention())
+        self.heard.attended(self.layer, self.attention())
         self.sites.clear()  # not needed any more: the next block's take their place
 
     def attention(self) -> Attention:
-        check_seen(self.spec, self.layer, self.sites)
+        for site in ("query", "key", "value"):
+            if site not in self.sites:
+                raise never_fired(self.spec.family, site, self.layer)
         scale, query = getattr(self.original, "scaling", None), self.sites["query"]
         groups = self.spec.heads // self.spec.kv_heads
         return Attention(
@@ -187,14 +184,13 @@ class _Heard:
             softcap=getattr(self.original, "attn_logit_softcapping", None),
             window=self.spec.windows[self.layer],
             sink=getattr(self.original, "sinks", None),
-            reweigh=self.listener.reweighing(self.layer),
+            reweigh=self.heard.reweighing(self.layer),
         )
 
 
-def check_seen(spec: Spec, layer: int, sites: Iterable[str]) -> None:
-    for site in ("query", "key", "value"):
-        if site not in sites:
-            raise never_fired(spec.family, site, layer)
+def _by_head(tensor: Tensor, heads: int) -> Tensor:
+    """[B, T, heads c] or [B, T, heads, c] as [B, heads, T, c]."""
+    return (tensor.unflatten(-1, (heads, -1)) if tensor.ndim == 3 else tensor).transpose(1, 2)
 
 
 def _unwired(copied: TransformerBridge) -> TransformerBridge:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from ..errors import InputError
 from .behind import Past
-from .fused import attend, check_told
-from .view import Attention, Edit, Reweigh, Watcher, never_fired
+from .fused import attend, check_edits, check_told
+from .view import Attention, Edit, Reweigh, Spec, Watcher, never_fired
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 
@@ -23,6 +22,7 @@ class Listening:
     """One view's pass: its edits are applied, its watcher is told, and what is recorded of it is kept.
 
     Args:
+        spec: the view's.
         edits, past: of the pass. Behind a context, edits of one position, which is the context's, are no business of it.
         watcher: the view's.
         device: where edits and the watcher find the tensors.
@@ -31,6 +31,7 @@ class Listening:
 
     def __init__(
         self,
+        spec: Spec,
         edits: Sequence[Edit],
         watcher: Watcher | None,
         device: torch.device,
@@ -38,17 +39,17 @@ class Listening:
         recording: bool = False,
         past: Past | None = None,
     ) -> None:
-        self.edits = [edit for edit in edits if edit.site != "residual" and (past is None or edit.position is None)]
+        check_edits(edits, spec)
+        self.spec = spec
+        self.edits = [edit for edit in edits if past is None or edit.position is None]
         self.watcher, self.past, self.recording, self._device = watcher, past, recording, device
         self.fired: set[tuple[int, str]] = set()
         self.modules: Mapping[int, int] = {}  # blocks by the id of their attention
-        self.calls: dict[int, Any] = {}  # how each block was called, by block
         self.attention: dict[int, Attention] = {}
-        self.last: Tensor | None = None  # what the final norm read
 
     @property
     def heard(self) -> bool:
-        """Whether anything is to be heard of every block."""
+        """Whether anything is to be heard of every block's attention."""
         return self.recording or self.watcher is not None
 
     def edited(self, layer: int, site: str, tensor: Tensor) -> Tensor:
@@ -61,36 +62,37 @@ class Listening:
 
     def reweighing(self, layer: int) -> tuple[Reweigh, ...]:
         """The block's edits of logits."""
-        found = tuple(edit.function for edit in self.edits if (edit.layer, edit.site) == (layer, "logits"))
-        self.fired |= {(layer, "logits")} if found else set()
-        return found
+        self.fired.add((layer, "logits"))
+        return tuple(edit.function for edit in self.edits if (edit.layer, edit.site) == (layer, "logits"))
 
     def attended(self, layer: int, attention: Attention) -> None:
+        """Keep what a block's attention multiplied, and tell it to the watcher, where that is asked for."""
+        if not self.heard:
+            return
         if (layer, "attention") in self.fired:
             raise InputError(
                 f"block {layer} attends twice in one pass, and probes measure it once per block; list it twice instead"
             )
         self.fired.add((layer, "attention"))
-        tensors = {name: x.detach().to(self._device) for name, x in vars(attention).items() if isinstance(x, Tensor)}
-        attention = replace(attention, **tensors)
+        attention = attention.detached(self._device)
         if self.recording:
             self.attention[layer] = attention
         if self.watcher is not None:
             self.watcher(layer, attention)
 
-    def check(self, layers: Iterable[int], family: str) -> None:
-        """Check that every layer was heard of where that is asked for, and that no edit looks as if it had no effect.
+    def check(self, layers: Iterable[int], *sites: tuple[int, str]) -> None:
+        """Check that these sites fired, every layer's attention where that is to be heard, and whatever is edited.
 
         Raises:
             RuntimeError: a site did not fire, naming the block and the site.
         """
-        asked = [(layer, "attention") for layer in layers if self.heard]
-        for layer, site in (*asked, *((edit.layer, edit.site) for edit in self.edits)):
+        attention = [(layer, "attention") for layer in layers if self.heard]
+        for layer, site in (*attention, *((edit.layer, edit.site) for edit in self.edits), *sites):
             if (layer, site) not in self.fired:
-                raise never_fired(family, site, layer)
+                raise never_fired(self.spec.family, site, layer)
 
 
-listening: ContextVar[Listening | None] = ContextVar("headwater_attention_listener", default=None)
+listening: ContextVar[Listening] = ContextVar("headwater_attention_listener")
 
 
 def _attention_forward(
@@ -103,15 +105,13 @@ def _attention_forward(
     """
     check_told(module, attention_mask, kwargs)
     heard = listening.get()
-    layer = None if heard is None else heard.modules.get(id(module))  # None: another view's pass within this one
-    if heard is not None and layer is not None:
-        query, key = heard.edited(layer, "query", query), heard.edited(layer, "key", key)
-        value = heard.edited(layer, "value", value)
+    layer = heard.modules[id(module)]
+    query, key, value = (heard.edited(layer, site, x) for site, x in (("query", query), ("key", key), ("value", value)))
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scale = kwargs.get("scaling")
-    given = Attention(
+    attention = Attention(
         query=query,
         key=key,
         value=value,
@@ -119,18 +119,15 @@ def _attention_forward(
         softcap=kwargs.get("softcap"),
         window=kwargs.get("sliding_window"),
         sink=kwargs.get("s_aux"),
-        reweigh=() if heard is None or layer is None else heard.reweighing(layer),
+        reweigh=heard.reweighing(layer),
     )
-    if heard is not None and layer is not None and heard.past is not None:
-        attention = heard.past.attend(layer, given)
+    if heard.past is not None:
+        attention = heard.past.attend(layer, attention)
     else:
-        attention = attend(given, normalizer=heard is not None and heard.watcher is not None)
-    output = attention.output
-    assert output is not None
-    if heard is not None and layer is not None:
-        heard.attended(layer, attention)
-        output = heard.edited(layer, "output", output)
-    return output.transpose(1, 2).contiguous(), None
+        attention = attend(attention, normalizer=heard.watcher is not None)
+    assert attention.output is not None
+    heard.attended(layer, attention)
+    return heard.edited(layer, "output", attention.output).transpose(1, 2).contiguous(), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

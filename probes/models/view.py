@@ -248,11 +248,10 @@ class Attention:
         logits, log_z = self.weighed()
         return (logits - log_z).exp().to(self.query.dtype)
 
-    def detached(self) -> Attention:
-        """The same without its history."""
-        tensors = ("query", "key", "value", "output", "normalizer", "sink")
-        values = {name: getattr(self, name) for name in tensors}
-        return replace(self, **{name: None if x is None else x.detach() for name, x in values.items()})
+    def detached(self, device: torch.device) -> Attention:
+        """The same without its history, on that device."""
+        tensors = {name: x.detach().to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)
