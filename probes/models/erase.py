@@ -24,7 +24,6 @@ Source: [Belrose], LEACE, arXiv 2306.03819, theorem 4.3.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,6 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from ..errors import InputError
 from ..run.precision import double, precise
@@ -57,7 +55,6 @@ class Eraser:
     read: Float[Tensor, "d rank"]
     write: Float[Tensor, "rank d"]
     removed: float  # share of the reference's variance
-    held: float  # share of the variance of the position means that is in what is erased; NaN where they have none
 
     @property
     def rank(self) -> int:
@@ -94,16 +91,10 @@ def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int
     mean, cov, means = _moments(streams)
     one, other = (half - half.mean(0) for half in means)
     between = (one.T @ other + other.T @ one) / (2 * len(one))
-    whole = between.trace()
-
-    def held(basis: Tensor) -> float:
-        return float(torch.einsum("dr,de,er->", basis, between, basis) / whole) if whole > 0 else math.nan
-
     if what in ("direction", "shuffled"):
         count, length = streams.shape[:2]
         orders = None if what == "direction" else other_orders(count, length, seed)
-        read, write, removed = _direction(cov, _by_position(streams, orders) - mean)
-        return Eraser(mean, read, write, removed, held(functional.normalize(write.T, dim=0)))
+        return Eraser(mean, *_direction(cov, _by_position(streams, orders) - mean))
     if what == "means":
         basis = _span(cov, between, rank)
     else:
@@ -111,7 +102,7 @@ def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int
         drawn = torch.randn(len(mean), rank, generator=generator, dtype=torch.float64)
         basis = torch.linalg.qr(drawn.to(mean.device)).Q
     removed = torch.einsum("dr,de,er->", basis, cov, basis) / cov.trace()
-    return Eraser(mean, basis, basis.T.contiguous(), float(removed), held(basis))
+    return Eraser(mean, basis, basis.T.contiguous(), float(removed))
 
 
 def log_position(length: int, device: Any = None) -> Float[Tensor, " position"]:

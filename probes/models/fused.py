@@ -30,41 +30,29 @@ BAND = 512  # least queries per band of a sliding window; below, calls cost more
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
 SITES = ("residual", "query", "key", "value", "output", "logits")
 Given: TypeAlias = tuple[Tensor, Tensor | None]  # output, and the log-sum-exp where the kernel gives it
-# What transformers tells an attention function beside queries, keys and values. These say what is computed (the last are
-# gpt-oss's learned sink logits) or change nothing here: positions have entered by rotation or addition already, a pass
-# begins at position 0, and the decoder decides what is kept or collected.
-FOLLOWED = ("scaling", "softcap", "sliding_window", "s_aux", "position_ids", "cache_position", "use_cache")
-FOLLOWED += ("output_attentions", "output_hidden_states")
-# Of these any other value would change the result.
-HARMLESS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType(
-    {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
+# What transformers tells an attention function beside queries, keys and values, and which values of it are known here: any,
+# where it says what is computed (the fourth are gpt-oss's learned sink logits) or changes nothing, as positions have entered
+# by rotation or addition already, a pass begins at position 0, and the decoder decides what is kept or collected.
+KNOWN: MappingProxyType[str, tuple[Any, ...] | None] = MappingProxyType(
+    dict.fromkeys(("scaling", "softcap", "sliding_window", "s_aux", "position_ids", "cache_position", "use_cache"))
+    | {"output_attentions": None, "output_hidden_states": None}
+    | {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
 )
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
-    """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable.
-
-    No kernel knows learned sink logits s. With one in the denominator, outputs are those without it times
-    `sigmoid(log Z_i - s)`, and its log-sum-exp is `log(exp(log Z_i) + exp(s))`.
-    """
-    wanted = normalizer or attention.sink is not None
-    length = attention.query.shape[-2]
-    windowed = attention.window is not None and length > attention.window
-    unusual = attention.softcap is not None or attention.slopes is not None or bool(attention.reweigh)
+    """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable."""
+    length, window, prefix = attention.query.shape[-2], attention.window, attention.prefix
+    windowed = window is not None and length > window
     # All queries see key 0 as it is: a prefix of one is none, unless a window hides it.
-    unusual = unusual or (attention.prefix is not None and (windowed or attention.prefix > 1))
-    if unusual:
+    usual = prefix is None or (prefix <= 1 and not windowed)
+    usual = usual and attention.softcap is None and attention.slopes is None and attention.sink is None
+    output, log_z = None, None
+    if usual and not attention.reweigh:
+        given = (attention.query, attention.key, attention.value, None, attention.scale, normalizer)
+        output, log_z = _banded(attention, normalizer) if windowed else _kernel(*given)
+    if output is None or (normalizer and log_z is None):
         output, log_z = _written_out(attention)
-    elif windowed:
-        output, log_z = _banded(attention, wanted)
-    else:
-        output, log_z = _kernel(attention.query, attention.key, attention.value, None, attention.scale, wanted)
-    if wanted and log_z is None:
-        output, log_z = _written_out(attention)
-    elif attention.sink is not None and log_z is not None and not unusual:
-        sink = attention.sink.to(log_z)[:, None]
-        output = output * torch.sigmoid(log_z - sink)[..., None].to(output)
-        log_z = torch.logaddexp(log_z, sink)
     return replace(attention, output=output, normalizer=log_z if normalizer else None)
 
 
@@ -143,7 +131,7 @@ def _banded(attention: Attention, normalizer: bool) -> Given:
 
 
 def _written_out(attention: Attention) -> Given:
-    """What no fused kernel knows (soft-caps, slopes, prefixes, edits), block of queries by block."""
+    """What no fused kernel knows (soft-caps, slopes, prefixes, learned sink logits, edits), block of queries by block."""
     found: list[Given] = []
     for start, stop in query_blocks(attention):
         logits, log_z = attention.weighed(start, stop)
@@ -183,7 +171,8 @@ def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) 
     causal = told.get("is_causal")
     told = {**told, "is_causal": getattr(module, "is_causal", True) if causal is None else causal}
     for name, value in told.items():
-        if name not in (*FOLLOWED, *HARMLESS):
+        if name not in KNOWN:
             raise InputError(f"{what} '{name}', which probes do not know; give a model without it")
-        if name in HARMLESS and not any(value is one or (one is not None and value == one) for one in HARMLESS[name]):
+        values = KNOWN[name]
+        if values is not None and not any(value is one or (one is not None and value == one) for one in values):
             raise InputError(f"{what} {name}={value!s:.40}, which probes do not follow; give a model without it")
