@@ -117,6 +117,24 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     return made
 
 
+class Memory(TorchDispatchMode):
+    """So many bytes fit into the CPU's memory, and no more, one tensor at a time; `largest` is the largest there was."""
+
+    def __init__(self, bytes_: float = float("inf")) -> None:
+        super().__init__()
+        self.bytes, self.largest, self.refused = bytes_, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor._base is None:
+                if tensor.numel() * tensor.itemsize > self.bytes:
+                    self.refused += 1
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
+                self.largest = max(self.largest, tensor.numel() * tensor.itemsize)
+        return made
+
+
 _Generator: Any = torch.Generator
 
 

@@ -26,9 +26,7 @@ from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.measures.trajectory import trajectory
 from probes.models import swap as swap_module
-from probes.models.edited import Edited
 from probes.models.swap import mean_embedding, parse_replacement, swapped
-from probes.models.view import View
 
 bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages
 KINDS: list[Any] = [0, 17, "mean", "zero", "random"]
@@ -76,44 +74,17 @@ def test_random_vectors_have_the_norm_of_what_they_replace():
 # ---------------------------------------------------------------------------------------------------------- as a view
 
 
-def test_fresh_weights_are_swapped_anew_and_two_swaps_are_the_second():
-    model, tokens = view("llama"), some_tokens()
-    for replacement in KINDS:
-        for positional in (True, False):
-            fresh = swapped(model, replacement, seed=2).reinitialized(1, positional=positional)
-            expected = swapped(model.reinitialized(1, positional=positional), replacement, seed=2)
-            assert isinstance(fresh, View)
-            assert torch.equal(fresh.embed(tokens), expected.embed(tokens))
-            assert fresh.identity == expected.identity
-    assert swapped(model, "zero").reinitialized(1).identity.condition == "init"  # with positions, unless told
-
-    for first, second in (("mean", 5), (5, "mean"), ("zero", "random")):
-        twice: Edited = swapped(swapped(model, first), second)
-        assert twice.original is model
-        assert torch.equal(twice.embed(tokens), swapped(model, second).embed(tokens))
-
-
 @pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_probes_run_on_it_as_on_prompts_with_that_token(name):
     model, tokens, other = view(name, dtype="float64"), some_tokens(2, 12), some_tokens(2, 12, first=17)
     seen = swapped(model, 17)
-    for engine in ("parts", "autograd"):
-        found, expected = (probes.jacobian(m, t, engine=engine) for m, t in ((seen, tokens), (model, other)))
-        assert found.attrs["engine"] == engine
-        assert np.array_equal(found.sensitivity, expected.sensitivity)
-    for options in ({}, {"attention": "measured", "score_path": True}):
-        found, expected = (probes.theory.second_moment(m, t, **options) for m, t in ((seen, tokens), (model, other)))
-        assert np.array_equal(found.sensitivity, expected.sensitivity)
+    found, expected = (probes.jacobian(m, t, engine="parts") for m, t in ((seen, tokens), (model, other)))
+    assert np.array_equal(found.sensitivity, expected.sensitivity)
+    options: dict[str, Any] = {"attention": "measured", "score_path": True}
+    found, expected = (probes.theory.second_moment(m, t, **options) for m, t in ((seen, tokens), (model, other)))
+    assert np.array_equal(found.sensitivity, expected.sensitivity)
     assert np.array_equal(sinks(seen, tokens).alpha, sinks(model, other).alpha)
-    found = trajectory(seen, tokens, starts=3)
-    assert (found.later_difference == 0).all()
-
-
-def test_jacobian_at_a_vector_is_that_of_its_own_slope():
-    for replacement in KINDS[2:]:
-        seen, tokens = swapped(view("gpt2", dtype="float64"), replacement), some_tokens(1, 10)
-        parts, autograd = (probes.jacobian(seen, tokens, engine=engine) for engine in ("parts", "autograd"))
-        np.testing.assert_allclose(parts.sensitivity, autograd.sensitivity, rtol=1e-8)
+    assert (trajectory(seen, tokens, starts=3).later_difference == 0).all()
 
 
 # ----------------------------------------------------------------------------------------------------- before and after

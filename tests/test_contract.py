@@ -15,22 +15,11 @@ from probes.cli.command import command
 from probes.cli.main import app
 from probes.cli.training import Pretraining
 from probes.measure import measure, questions
-from probes.options import Loading, Options, Prompts, Target, option
+from probes.options import Loading, Options, Prompts, option
 
 PROGRAM: Any = get_command(app)
 CONTEXT = typer.Context(PROGRAM)
 NAMES = PROGRAM.list_commands(CONTEXT)
-# Commands in which an option of a shared group's name is another option: pretraining reads a corpus of its own, a report
-# has prompts for every study, an inspection reads one text, recall asks its own questions, and training
-# and the self-test take place on one device.
-OWN = {
-    "out": {"report", "inspect", "compare", "export", "pretrain", "selftest"},
-    "models": {"report"},
-    "prompts": {"report"},
-    "text": {"inspect", "pretrain"},
-    **{name: {"pretrain"} for name in ("length", "dataset", "split", "column", "seed")},
-    "device": {"toy", "pretrain", "selftest"},
-}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -67,18 +56,6 @@ def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name)
     assert shown.out == ""
     assert re.fullmatch(r"headwater: [^\n]*--bogus[^\n]*\n", shown.err)
     assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
-
-
-@pytest.mark.parametrize("group", [Target, Prompts, Loading])
-def test_shared_options_are_the_same_everywhere(group):
-    for field in fields(group):
-        own = OWN.get(field.name, set())
-        found = {name: one for name in NAMES if (one := options(name).get(field.name)) and name not in own}
-        assert len(found) > 3
-        for name in own:
-            assert field.name in options(name), f"{name} has no option {field.name} of its own"
-        declared = {(one.help, str(one.type_descriptor.annotation), one.min, one.max) for one in found.values()}
-        assert len(declared) == 1, f"{field.name} is declared differently in {', '.join(found)}"
 
 
 def groups(of: type = Options) -> list[Any]:

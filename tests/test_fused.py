@@ -21,8 +21,8 @@ from patterns import (
     twin_logits,
     weights_of,
 )
+from sim import Memory
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from probes.models import fused
 from probes.models.fused import attend, query_blocks
@@ -149,19 +149,6 @@ def test_blocks_of_queries_fill_their_budget_and_no_more(window, prefix):
             assert stop == 150 or given.logits(start, stop + 1).numel() > numbers
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation gives."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(tensor, Tensor) and tensor._base is None:
-                self.numbers = max(self.numbers, tensor.numel())
-        return made
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_as_large_as_one_head_s_pattern(kind):
     length, heads = 2048, 8
@@ -169,12 +156,13 @@ def test_nothing_is_as_large_as_one_head_s_pattern(kind):
         name: x.repeat(heads // HEADS) if isinstance(x, Tensor) else x for name, x in KINDS[kind].items()
     }
     given = drawn(length, prompts=1, heads=heads, dtype=torch.float32, **more)
-    with Largest() as largest:
+    with Memory() as memory:
         attend(given, normalizer=True)
     # Masks of bands hold (band + window) band, of blocks rows times keys.
     learned = 0 if given.sink is None else heads * length  # each row's
-    assert given.query.numel() <= largest.numbers <= max(fused.BLOCK_NUMBERS + learned, given.query.numel())
-    assert largest.numbers < length**2
+    largest = memory.largest / given.query.itemsize
+    assert given.query.numel() <= largest <= max(fused.BLOCK_NUMBERS + learned, given.query.numel())
+    assert largest < length**2
 
 
 # ----------------------------------------------------------------------------------------------------- on a GPU

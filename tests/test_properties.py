@@ -201,14 +201,3 @@ def test_a_norm_takes_the_scale_of_the_stream_away(factor):
     close(sensitivity(larger), sensitivity(model), ROUNDED)
     for readout in ("normed", "logits"):
         close(sensitivity(larger, readout=readout), sensitivity(model, readout=readout) / factor, ROUNDED)
-
-
-def test_a_block_of_zeros_on_top_changes_nothing():
-    deeper = llama(num_hidden_layers=BLOCKS + 1)
-    weights = original().state_dict()
-    deeper.load_state_dict({name: weights.get(name, torch.zeros_like(w)) for name, w in deeper.state_dict().items()})
-    for readout in ("residual", "normed", "logits"):
-        close(sensitivity(deeper, readout=readout), sensitivity(original(), readout=readout))
-    given: Any = {"attention": "measured", "score_path": True}
-    kernels = [probes.theory.second_moment(probes.load(m, device="cpu"), ONE, **given) for m in (deeper, original())]
-    close(*(kernel["sensitivity"].values for kernel in kernels))

@@ -75,15 +75,10 @@ def test_a_simulated_device_is_one():
         for wrong in (
             lambda: ones + torch.ones(3),
             lambda: ones + torch.ones(3, device=OTHER),
-            lambda: torch.ones(3)[torch.zeros(1, dtype=torch.long, device=ONE)],
-            lambda: ones.numpy(),
             lambda: torch.rand(3, generator=torch.Generator(), device=ONE),
         ):
-            with pytest.raises(RuntimeError, match=r"lie on|generator of|numpy"):
+            with pytest.raises(RuntimeError, match=r"lie on|generator of"):
                 wrong()
-        leaf = torch.ones(3, device=OTHER, requires_grad=True)
-        (leaf.to(ONE) * ones).sum().backward()
-        assert leaf.grad.device == OTHER
         square = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
         here, there = torch.linalg.eigh(square)[1], torch.linalg.eigh(square.to(ONE))[1].cpu()
         assert torch.equal(here.abs(), there.abs())
@@ -132,32 +127,38 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
 }
 
 
-LONG = ("bos_swap, interventions", "decode")
-WITHOUT_FLOAT64 = pytest.param(False, marks=pytest.mark.slow, id="no float64")
+def slow_but(quick: Any, cases: Any) -> list[Any]:
+    return [
+        one if one in quick else pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.slow)
+        for one in cases
+    ]
 
 
-@pytest.mark.parametrize("float64", [pytest.param(True, id="float64"), WITHOUT_FLOAT64])
-@pytest.mark.parametrize(
-    "probe", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in PROBES]
-)
+FLOAT64 = pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])  # some have none
+QUICK_PROBES = set(PROBES) - {"bos_swap, interventions", "decode"}
+
+
+@FLOAT64
+@pytest.mark.parametrize("probe", slow_but(QUICK_PROBES, PROBES))
 def test_every_probe_gives_the_cpu_s_numbers(probe, float64):
+    """And on the CPU the same bits twice, whatever random numbers the caller draws in between."""
     expected = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
+    if not float64:
+        torch.rand(1000)
+        again = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
+        xr.testing.assert_identical(again.drop_attrs(), expected.drop_attrs())
     with Simulated(float64=float64):
         found = PROBES[probe](probes.load(model(), tokenizer=tokenizer(), device=str(ONE)))
     assert found.attrs["device"] == str(ONE)
     near(found, expected)
 
 
-def some_or_slow(cases: Any, quick: Any) -> list[Any]:
-    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
-
-
 QUICK = [("llama", BACKENDS[1]), *((name, BACKENDS[0]) for name in DIFFERENT)]
 
 
-@pytest.mark.parametrize("float64", [pytest.param(True, id="float64"), WITHOUT_FLOAT64])
+@FLOAT64
 @pytest.mark.parametrize(
-    ("name", "backend"), some_or_slow([*EVERY, *((name, BACKENDS[0]) for name in families.VARIANTS)], QUICK)
+    ("name", "backend"), slow_but(QUICK, [*EVERY, *((name, BACKENDS[0]) for name in families.VARIANTS)])
 )
 def test_every_family_in_both_backends(name, backend, float64):
     """A pass, a backward pass and, where blocks can be taken apart, the theory."""
@@ -233,9 +234,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "look", ["rope", *(pytest.param(name, marks=pytest.mark.slow) for name in set(LOOKS) - {"rope"})]
-)
+@pytest.mark.parametrize("look", slow_but(["rope"], LOOKS))
 def test_probes_of_toys(look):
     a = architecture(**LOOKS[look])
 

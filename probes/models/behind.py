@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias, TypeGuard
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from ..run.precision import double
 from .view import Attention, Edit, View
@@ -84,25 +85,21 @@ class Past:
 
     def attend(self, layer: int, attention: Attention) -> Attention:
         """The attention of the pass's own tokens `[row, H, token, c]` over context and row, with its output."""
-        query, own = attention.query, attention.key
-        rows, heads, count, width = query.shape
-        groups = heads // len(self.keys[layer])
+        query, exact = attention.query, torch.promote_types(attention.query.dtype, torch.float32)
+        groups = query.shape[1] // len(self.keys[layer])
         past_key, past_value = (x[layer].repeat_interleave(groups, 0).to(query) for x in (self.keys, self.values))
         length, places = past_key.shape[1], self.positions.to(query.device)
-        flat = (query * attention.scale).transpose(0, 1).flatten(1, 2)  # [H, row token, c]
-        exact = torch.promote_types(query.dtype, torch.float32)
-        before = (flat.to(exact) @ past_key.to(exact).mT).view(heads, rows, count, length).transpose(0, 1)
-        among = (query * attention.scale).to(exact) @ own.to(exact).mT  # [row, H, token, token]
-        at, keys = places[:, None, :, None], torch.arange(length, device=query.device)
-        before = attention.logits_of(before, at, keys)
-        among = attention.logits_of(among, at, places[:, None, None, :])
-        among = among.masked_fill(~self.seen[:, None].to(query.device), float("-inf"))
-        keys = torch.cat([keys.expand(rows, -1), places], 1)[:, None, None]
-        logits, log_z = attention.edited(torch.cat([before, among], -1), at, keys)
+        at = places[:, None, :, None]
+        keys = torch.cat([torch.arange(length, device=query.device).expand(len(places), -1), places], 1)[:, None, None]
+        scaled = (query * attention.scale).to(exact)
+        before = torch.einsum("rhtc,hkc->rhtk", scaled, past_key.to(exact))
+        products = torch.cat([before, scaled @ attention.key.to(exact).mT], -1)
+        hidden = functional.pad(~self.seen[:, None].to(query.device), (length, 0))
+        logits = attention.logits_of(products, at, keys).masked_fill(hidden, float("-inf"))
+        logits, log_z = attention.edited(logits, at, keys)
         weights = (logits - log_z).exp().to(query.dtype)
-        read = weights[..., :length].transpose(0, 1).flatten(1, 2) @ past_value  # [H, row token, c]
-        read = read.view(heads, rows, count, width).transpose(0, 1) + weights[..., length:] @ attention.value
-        return replace(attention, output=read)
+        read = torch.einsum("rhtk,hkc->rhtc", weights[..., :length], past_value)
+        return replace(attention, output=read + weights[..., length:] @ attention.value)
 
 
 @dataclass(frozen=True)
