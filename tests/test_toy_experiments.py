@@ -146,7 +146,6 @@ def test_any_part_of_a_result_is_drawn(name, part, tmp_path_factory, tmp_path):
         ("position-bias", {"depths": (0,)}, "depths=0 is too few"),
         ("position-bias", {"masks": ("window-18",)}, "window=18 does not fit"),
         ("position-bias", {"positional": ("decay",), "masks": ("full",)}, "nothing is left of the grid"),
-        ("position-bias", {"tau": 1.0}, "tau=1.0 is no threshold"),
         ("position-bias", {"masks": ("window",)}, "mask 'window' is unknown"),
         ("position-bias", {"plan": "some"}, "plan='some' is unknown; give one of product, contrasts"),
         ("rollout", {"prefixes": (18,)}, "prefixes=18 does not fit 17 positions; give at most 17"),

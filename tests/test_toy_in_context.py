@@ -1,4 +1,4 @@
-"""How in-context toys are tested: what they answer, where they look, and the sequences of the tests."""
+"""How in-context toys are tested: what they answer, and the sequences of the tests."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from toy.experiments import position_bias as module
-from toy.experiments.in_context import CHUNK, accuracies, pair_tests, retrieved
+from toy.experiments.in_context import CHUNK, accuracies, copied, pair_tests
 from toy.experiments.position_bias import PAIRS, Case, Settings, cases
 from toy.model import initial
-from toy.tasks import Drawn, InContext
+from toy.tasks import InContext
 from toy.train import Run, Trained, logits, train
 
 
@@ -28,35 +28,22 @@ def test_accuracy_does_not_depend_on_how_sequences_are_cut(monkeypatch):
         np.testing.assert_allclose(found, expected, atol=1.01 / 101)  # a tie of logits at most
 
 
-def test_a_hand_built_reader_looks_at_the_right_items():
-    """Keys and queries are the vectors themselves, and items have no noise: the query sees its class and itself alone."""
-    task = InContext(width=64, eps=0.0)
-    a = module.architecture_of(1, "causal", "none", "off", 64)
-    sharp = initial(a, 0) | {"0.q": torch.eye(64) * 1e3, "0.k": torch.eye(64)}
-    blunt = sharp | {"0.q": torch.zeros(64, 64)}
-    world = task.world(0, "cpu")
-    drawn = task.novel(world, torch.Generator().manual_seed(1), 300)
-    one_label = (drawn.inputs[0, :, 1::2] == drawn.inputs[0, :, 1:2]).all(-1).all(-1)  # both classes have it
-    apart = Drawn(drawn.inputs[:, ~one_label], drawn.hidden[:, ~one_label])
-    found = retrieved([(a, sharp), (a, blunt)], world, apart, torch.device("cpu"))
-    np.testing.assert_allclose(found.match, [[[4 / 5, 0]], [[4 / 17, 4 / 17]]], atol=1e-6)
-
-
 def test_answers_and_copied_labels_are_counted_one_by_one():
     task = InContext(width=8, labels=4)
     a = replace(module.architecture_of(2, "causal", "rope", "on", 8), outputs=4)
     models = [Trained(Run(a, task, seed), torch.zeros(1), initial(a, seed)) for seed in (0, 1)]
     world = task.world(0, "cpu")
     drawn = task.novel(world, torch.Generator().manual_seed(1), 50)
-    found = retrieved([(a, model.weights) for model in models], world, drawn, torch.device("cpu"))
+    pairs, cpu = [(a, model.weights) for model in models], torch.device("cpu")
+    accuracy, shown = accuracies(pairs, drawn, cpu), copied(pairs, world, drawn, cpu)
     for n, said in enumerate(logits(models, drawn.inputs[0]).argmax(-1).tolist()):
-        right = copied = 0
+        right = among = 0
         for sequence, answer, given in zip(drawn.inputs[0], drawn.hidden[0].tolist(), said, strict=True):
             labels = [next(i for i in range(4) if torch.equal(world.labels[i], x)) for x in sequence[1::2]]
             right += given == answer
-            copied += given in labels
-        assert (found.accuracy[n], found.copied[n]) == pytest.approx((right / 50, copied / 50), abs=1e-6)
-    assert 0 < found.copied.min() < found.copied.max() < 1
+            among += given in labels
+        assert (accuracy[n], shown[n]) == pytest.approx((right / 50, among / 50), abs=1e-6)
+    assert 0 < shown.min() < shown.max() < 1
 
 
 def test_test_sets_depend_on_the_world_alone():
@@ -68,6 +55,7 @@ def test_test_sets_depend_on_the_world_alone():
     sets = [list(pair_tests(run, PAIRS.values(), 9, torch.device("cpu"))) for run in (one, other, elsewhere)]
     for (a, b, x), (c, d, y), (_, _, z) in zip(*sets, strict=True):
         assert (a, b) == (c, d)
+        assert b in (1, -1)
         assert torch.equal(x.inputs, y.inputs)
         assert torch.equal(x.hidden, y.hidden)
         assert not torch.equal(x.inputs, z.inputs)

@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -48,7 +48,6 @@ from ..train import Run, Trained, stacked
 CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
-PARTS = ("item", "label")  # of what stands in the context, in their order
 
 Model = tuple[Architecture, Mapping[str, Tensor]]  # its weights without model dimension
 
@@ -83,47 +82,11 @@ def architecture_of(depth: int, mask: str, positional: Any, residual: str, width
     )
 
 
-class Retrieved(NamedTuple):
-    """What models do with sequences of novel classes.
-
-    `accuracy`, `copied [model]`: shares of right answers, and of those that are a label of the context. `match [model,
-    block, part]`: how much of the last position's attention is on the items that carry the right label, and on those
-    labels themselves, mean over heads and sequences.
-    """
-
-    accuracy: Float[np.ndarray, " model"]
-    copied: Float[np.ndarray, " model"]
-    match: Float[np.ndarray, "model block part"]
-
-
-def retrieved(models: Sequence[Model], world: World, drawn: Drawn, device: torch.device) -> Retrieved:
-    """Test models of one shape on one step of sequences."""
-    inputs, right = drawn.inputs[0], drawn.hidden[0]
-    shown = inputs[:, 1::2]  # [n, item, d], the labels
-    said = answers(models, inputs, device)
-    copied = [float(_among(shown, world.labels[one]).any(1).float().mean()) for one in said]
-    matching = _among(shown, world.labels[right])
-    found = np.array([_on(model, inputs, matching, device) for model in models], np.float32)
-    return Retrieved(_shares(said == right), np.array(copied, np.float32), found)
-
-
-def _among(shown: Float[Tensor, "n item d"], labels: Float[Tensor, "n d"]) -> Tensor:
-    """Which items carry a sequence's label, [n, item]."""
-    return (shown == labels[:, None]).all(-1)
-
-
-def _on(model: Model, inputs: Tensor, matching: Tensor, device: torch.device) -> list[list[float]]:
-    """[block, part]: the last position's weight on what is marked."""
-    a = model[0]
-    weights, switches = stacked_on([model[1]], device), Switches.of([a], device)
-    total = torch.zeros(a.blocks, len(PARTS), dtype=torch.float64, device=precise(device))
-    each = max(1, CHUNK[device.type] // (a.length * (a.width + a.heads * a.length)))
-    with torch.no_grad():
-        for some, marked in zip(inputs.split(each), matching.split(each), strict=True):
-            for layer, pattern in enumerate(patterns(a, weights, switches, some[None])):
-                last = pattern[0, :, :, -1, :-1].unflatten(-1, (-1, len(PARTS)))  # [n, H, item, part]
-                total[layer] += (last * marked[:, None, :, None]).sum(2).mean(1).sum(0).to(total.device)
-    return (total / len(inputs)).tolist()
+def copied(models: Sequence[Model], world: World, drawn: Drawn, device: torch.device) -> Float[np.ndarray, " model"]:
+    """The share of one step's sequences that each model, all of one shape, answers with a label of the context."""
+    shown = drawn.inputs[0, :, 1::2]  # [n, item, d], the labels
+    among = [(shown == world.labels[one][:, None]).all(-1).any(1) for one in answers(models, drawn.inputs[0], device)]
+    return _shares(torch.stack(among))
 
 
 def patterns(architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor) -> Iterator[Tensor]:
@@ -228,20 +191,23 @@ def _shares(right: Tensor) -> Float[np.ndarray, " model"]:
 def pair_tests(
     run: Run, pairs: Iterable[tuple[int, int]], n: int, device: torch.device
 ) -> Iterator[tuple[int, int, Drawn]]:
-    """(number of the pair, of the order, n sequences); they depend on the world alone, not on how a model was trained."""
+    """(number of the pair; 1 where its earlier item is right, -1 where the later is; n sequences).
+
+    They depend on the world alone, not on how a model was trained.
+    """
     task: Any = run.task
     world = task.world(run.seed, device)
     for a, (earlier, later) in enumerate(pairs):
         for b, (right, wrong) in enumerate(((earlier, later), (later, earlier))):
-            yield a, b, task.pairs(world, generator_of(device, "pairs", run.seed, a, b), n, right, wrong)
+            yield a, 1 - 2 * b, task.pairs(world, generator_of(device, "pairs", run.seed, a, b), n, right, wrong)
 
 
-def single_tests(run: Run, n: int, device: torch.device) -> Iterator[tuple[int, Drawn]]:
-    """(the item that is right, n sequences)."""
+def single_tests(run: Run, n: int, device: torch.device) -> Iterator[Drawn]:
+    """By the item that is right, n sequences."""
     task: Any = run.task
     world = task.world(run.seed, device)
     for at in range(task.items):
-        yield at, task.single(world, generator_of(device, "single", run.seed, at), n, at)
+        yield task.single(world, generator_of(device, "single", run.seed, at), n, at)
 
 
 def novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn, Drawn]:

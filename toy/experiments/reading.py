@@ -351,9 +351,10 @@ def label(dim: str, value: Any) -> str:
 
 
 def ranged(name: str, values: xr.DataArray | np.ndarray, color: str, **look: Any) -> Series:
-    """Medians of values [seed, x], with their range as a band."""
-    values = np.asarray(values)
-    return Series(name, np.median(values, 0), color, values.min(0), values.max(0), **look)
+    """Medians of values [seed, x], with their range as a band; what is not finite is left out."""
+    runs = np.ma.masked_invalid(np.asarray(values, float))
+    value, low, high = (np.ma.filled(end, np.nan) for end in (np.ma.median(runs, 0), runs.min(0), runs.max(0)))
+    return Series(name, value, color, low, high, **look)
 
 
 def courses(

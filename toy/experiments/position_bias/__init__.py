@@ -12,8 +12,8 @@ unbiased data are read by `sinks` as well [Wu, K.4].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,14 +30,13 @@ from .. import settings
 from ..experiment import Work
 from ..in_context import (
     ITEMS,
-    PARTS,
     accuracies,
     architecture_of,
+    copied,
     first_of,
     looked_at,
     novel_test,
     pair_tests,
-    retrieved,
     single_tests,
 )
 from ..sweep import Cells, Measure, Part, sweep
@@ -47,7 +46,6 @@ from .statements import DIMS, FIRST, LAST, MIDDLE, PAIRS, SCALES
 from .statements import claims as claims
 from .statements import tables as tables
 
-ORDERS = ("earlier", "later")  # which of the two is right
 TRAINING: dict[str, tuple[int, ...] | None] = {
     "unbiased": None,
     "first": (FIRST,),
@@ -58,31 +56,26 @@ TRAINING: dict[str, tuple[int, ...] | None] = {
 POSITIONAL = ("none", "decay", "rope", "sinusoidal")
 RESIDUAL = ("off", "on")
 DATA = ("gaussian", "fixed")
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 1e-6
 FIRST_CHECK = 100  # steps; the published program measures as often; ours lie ever further apart
 
 
-def _variable(long_name: str, *dims: str, units: str = "1") -> Measure:
-    return Measure(long_name, units, dims, np.float32)
-
-
 MEASURES = {
-    "accuracy": _variable("accuracy by which item is right", "pair", "order"),
-    "gap": _variable("accuracy gap", "pair"),
-    "accuracy_by_position": _variable("accuracy by the answer's item", "position"),
-    "course_accuracy": _variable("accuracy by which item is right, during training", "pair", "order", "step"),
-    "course_gap": _variable("accuracy gap during training", "pair", "step"),
-    "training_loss": _variable("training loss since the step before", "step", units="nat"),
-    "novel_accuracy": _variable("accuracy on sequences of novel classes"),
-    "course_novel": _variable("accuracy on sequences of novel classes, during training", "step"),
-    "course_copied": _variable("share of answers that are a label of the context", "step"),
-    "course_match": _variable(
-        "weight of the last position on items with the right label, and on those labels", "layer", "part", "step"
-    ),
-    "by_heart": _variable("share of answers from training where the context has labels changed"),
-    "over_tau": _variable("share of the queries that see a key which give it more than tau", "layer", "key"),
-    "alpha": _variable("mean weight over the queries from the key on", "layer", "key"),
-    "fresh": _variable("over_tau before training, mean over blocks", "key"),
-    "pattern": _variable("attention of the first sequence, seed 0", "layer", "query", "key"),
+    name: Measure(long_name, units, dims, np.float32)
+    for name, long_name, units, dims in (
+        ("gap", "accuracy gap", "1", ("pair",)),
+        ("course_gap", "accuracy gap during training", "1", ("pair", "step")),
+        ("accuracy_by_position", "accuracy by the answer's item", "1", ("position",)),
+        ("training_loss", "training loss since the step before", "nat", ("step",)),
+        ("novel_accuracy", "accuracy on sequences of novel classes", "1", ()),
+        ("course_novel", "accuracy on sequences of novel classes, during training", "1", ("step",)),
+        ("course_copied", "share of answers that are a label of the context", "1", ("step",)),
+        ("by_heart", "share of answers from training where the context has labels changed", "1", ()),
+        ("over_tau", "share of the queries that see a key which give it more than tau", "1", ("layer", "key")),
+        ("alpha", "mean weight over the queries from the key on", "1", ("layer", "key")),
+        ("fresh", "over_tau before training, mean over blocks", "1", ("key",)),
+        ("pattern", "attention of the first sequence, seed 0", "1", ("layer", "query", "key")),
+    )
 }
 # What the settings' lists may hold.
 ALLOWED = {"positional": POSITIONAL, "residual": RESIDUAL, "training": tuple(TRAINING), "data": DATA, "scales": SCALES}
@@ -121,14 +114,9 @@ class Settings(settings.Settings):
     course_tests: int = 2_000  # sequences of a check
     width: int = 64
     batch: int = 128
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-6
-    tau: float = TAU  # the weight above which a query counts for a sink
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.tau < 1:
-            raise InputError(f"tau={self.tau} is no threshold of a weight; give a number between 0 and 1")
         if not cases(self):
             raise InputError(
                 "nothing is left of the grid: decay goes with masks causal and window-N alone, and plan=contrasts has "
@@ -188,8 +176,7 @@ def run_of(case: Case, settings: Settings) -> Run:
     drawn: Any = {"scale": case.scale, "data": case.data, "biased": TRAINING[case.training]}
     task = InContext(items=ITEMS, width=settings.width, batch=settings.batch, **drawn)
     architecture = architecture_of(case.depth, case.mask, case.positional, case.residual, settings.width)
-    rates: Any = {"learning_rate": settings.learning_rate, "weight_decay": settings.weight_decay}
-    return Run(architecture, task, seed=case.seed, **rates)
+    return Run(architecture, task, seed=case.seed, learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
 
 
 def check_steps(settings: Settings) -> list[int]:
@@ -221,53 +208,51 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     NaN is what is not part of the grid. What stands for learning is measured on sequences made as in training, of novel
     classes, unbiased whatever the training.
     """
-    steps, grid = check_steps(s), cases(s)
+    steps, grid, tokens = check_steps(s), cases(s), np.arange(2 * ITEMS + 1)
     coords: dict[str, Any] = {
         dim: [value for value in values if any(getattr(case, dim) == value for case in grid)]
         for dim, values in axes_of(s).items()
     }
     coords |= {
         "pair": list(PAIRS),
-        "order": list(ORDERS),
         "position": (("position",), np.arange(ITEMS), {"long_name": "item that holds the answer", "units": "1"}),
         "layer": np.arange(max(coords["depth"])),
-        "part": list(PARTS),
         "step": (("step",), np.array(steps), {"long_name": "updates of the weights", "units": "1"}),
-        "query": np.arange(2 * ITEMS + 1),
-        "key": (("key",), np.arange(2 * ITEMS + 1), {"long_name": "position of the key", "units": "1"}),
+        "query": tokens,
+        "key": (("key",), tokens, {"long_name": "position of the key", "units": "1"}),
     }
     return sweep(coords, Part(DIMS, MEASURES, _measured(s, steps, work)))
 
 
 def _measured(s: Settings, steps: Sequence[int], work: Work) -> Cells:
-    """World by world, since models of one world share its test sequences."""
-    for part, models in trained(s, steps, work):
+    """Part by part, and in it world by world, since models of one world share its test sequences."""
+    for name, part in parts(cases(s), work.device.type).items():
+        runs = [run_of(case, s) for case in part]
+        weights = tuple(initial(runs[0].architecture, 0))
+        models = dict(zip(part, work.train(name, runs, s.steps, record=steps[:-1], recorded=weights), strict=True))
         for world in dict.fromkeys(case.world for case in part):
-            chosen = [(case, model) for case, model in zip(part, models, strict=True) if case.world == world]
-            yield from _tested(s, [case for case, _ in chosen], [model for _, model in chosen], steps, work)
+            yield from _tested(s, {case: model for case, model in models.items() if case.world == world}, steps, work)
 
 
-def _tested(s: Settings, grid: list[Case], trained: list[Trained], steps: Sequence[int], work: Work) -> Cells:
+def _tested(s: Settings, trained: Mapping[Case, Trained], steps: Sequence[int], work: Work) -> Cells:
     """Models of one world, the trained ones and those of every check before."""
-    device, run = work.device, trained[0].run
-    final = [(model.run.architecture, model.weights) for model in trained]
-    then = [[(model.run.architecture, model.recorded[step]) for model in trained] for step in steps[:-1]] + [final]
-    accuracy = np.empty((len(grid), len(PAIRS), len(ORDERS)), np.float32)
-    course = np.empty((*accuracy.shape, len(steps)), np.float32)
-    for a, b, drawn in pair_tests(run, PAIRS.values(), s.tests, device):
-        accuracy[:, a, b] = accuracies(final, drawn, device)
+    device, run = work.device, next(iter(trained.values())).run
+    final = [(model.run.architecture, model.weights) for model in trained.values()]
+    then = [[(of.run.architecture, of.recorded[step]) for of in trained.values()] for step in steps[:-1]] + [final]
+    gap, course = np.zeros((len(trained), len(PAIRS))), np.zeros((len(trained), len(PAIRS), len(steps)))
+    for pair, sign, drawn in pair_tests(run, PAIRS.values(), s.tests, device):
         few = first_of(drawn, s.course_tests)
-        course[:, a, b] = np.stack([accuracies(models, few, device) for models in then], -1)
-    single = np.stack([accuracies(final, drawn, device) for _, drawn in single_tests(run, s.tests, device)], -1)
+        gap[:, pair] += sign * accuracies(final, drawn, device)
+        course[:, pair] += sign * np.stack([accuracies(models, few, device) for models in then], -1)
+    single = np.stack([accuracies(final, drawn, device) for drawn in single_tests(run, s.tests, device)], -1)
     classes, unseen, known = novel_test(run, s.tests, device)
+    few = first_of(unseen, s.course_tests)
+    learning = np.stack([(accuracies(of, few, device), copied(of, classes, few, device)) for of in then], -1)
     novel, heart = accuracies(final, unseen, device), accuracies(final, known, device)
-    by_step = [retrieved(models, classes, first_of(unseen, s.course_tests), device) for models in then]
-    for n, (case, model) in enumerate(zip(grid, trained, strict=True)):
+    for n, (case, model) in enumerate(trained.items()):
         losses = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
-        gaps = accuracy[n, :, 0] - accuracy[n, :, 1], course[n, :, 0] - course[n, :, 1]
-        learning = [np.stack([values[n] for values in kind], -1) for kind in zip(*by_step, strict=True)]
-        values = (accuracy[n], gaps[0], single[n], course[n], gaps[1], losses, novel[n], *learning, heart[n])
-        sinks = looked_at(model, s.tests, s.tau, device) if case.training == "unbiased" else {}
+        values = (gap[n], course[n], single[n], losses, novel[n], *learning[:, n], heart[n])
+        sinks = looked_at(model, s.tests, TAU, device) if case.training == "unbiased" else {}
         yield case, dict(zip(MEASURES, values, strict=False)) | sinks
 
 
@@ -278,18 +263,3 @@ def parts(grid: Sequence[Case], device: str) -> dict[str, list[Case]]:
         data = "" if device == "cuda" else f" {case.scale} {case.data} seed {case.seed} {case.training}"
         by_name.setdefault(f"depth {case.depth}{data}", []).append(case)
     return by_name
-
-
-def trained(s: Settings, steps: Sequence[int], work: Work) -> Iterator[tuple[list[Case], list[Trained]]]:
-    """Part by part, with the weights of every check."""
-    grid, done = cases(s), 0.0
-    for name, part in parts(grid, work.device.type).items():
-        runs = [run_of(case, s) for case in part]
-
-        def advance(_: str, now: float, __: float, before: float = done) -> None:
-            work.advance("models", before + now, float(len(grid) * s.steps))
-
-        weights = tuple(initial(runs[0].architecture, 0))
-        models = replace(work, advance=advance).train(name, runs, s.steps, record=steps[:-1], recorded=weights)
-        done += float(len(part) * s.steps)
-        yield part, models

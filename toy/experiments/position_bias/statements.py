@@ -19,6 +19,7 @@ from probes.claims.claim import Claim, Verdict
 from probes.claims.ledger import Source
 from probes.claims.rules import SURE, Test, Told, above, below, every, nothing, some
 from probes.measure import Headline
+from probes.measures.sinks import TAU
 from probes.results.gate import TRAINED, blind_reader
 from probes.results.statistics import Interval
 from probes.results.tables import Table
@@ -37,7 +38,6 @@ from ..reading import (
     no_more,
     over,
     places,
-    setting,
     tables_of,
     together,
     under,
@@ -63,11 +63,6 @@ def kept_from(ds: xr.Dataset) -> xr.DataArray:
     return ds["step"].where(good.isel(step=slice(None, None, -1)) > 0).min("step")
 
 
-def last_block(ds: xr.Dataset, part: str) -> xr.DataArray:
-    """The last block's weight from the query on the right items or labels, at the end of training."""
-    return ds["course_match"].isel(step=-1).sel(part=part, drop=True).where(ds["layer"] == ds["depth"] - 1).max("layer")
-
-
 def size_of(mask: str) -> int:
     """N of window-N and prefix-N, 0 of other masks."""
     return int(mask.partition("-")[2] or 0)
@@ -80,8 +75,7 @@ def sink(ds: xr.Dataset) -> xr.DataArray:
 
 def even_of(ds: xr.Dataset, masks: Sequence[str]) -> xr.DataArray:
     """The metric of even weights at the first token, by mask."""
-    tau = float(setting(ds, "tau"))
-    even = [uniform_sink(architecture_of(1, mask, "none", "off", 2), tau) for mask in masks]
+    even = [uniform_sink(architecture_of(1, mask, "none", "off", 2), TAU) for mask in masks]
     return xr.DataArray(even, {"mask": list(masks)}, ("mask", "key"))
 
 
@@ -94,8 +88,6 @@ HEADLINES = (
     Headline(f"step of {TRAINED:g}", kept_from, form=".0f"),
     Headline("answers a label of the context", lambda ds: ds["course_copied"].isel(step=-1), form=".3f"),
     Headline("by heart", lambda ds: ds["by_heart"], form=".3f"),
-    Headline("on right items", lambda ds: last_block(ds, "item"), form=".3f"),
-    Headline("on right labels", lambda ds: last_block(ds, "label"), form=".3f"),
     Headline("training loss", lambda ds: ds["training_loss"].isel(step=-1), form=".2f"),
     Headline("sink at the first token", lambda ds: sink(ds).isel(key=0), form=".3f"),
     Headline("before training", lambda ds: ds["fresh"].isel(key=0), form=".3f"),
@@ -112,7 +104,8 @@ def tables(ds: xr.Dataset) -> list[Table]:
 
 # -- statements
 
-wu, ungated = (Source("[Wu]", "wu-toy") for _ in range(2))
+wu, ungated = Source("[Wu]", "wu-toy"), Source("[Wu]", "wu-toy", kind="ours")
+ours = wu.but(kind="ours")
 TASK = "In the in-context retrieval task"
 GAP = "gap (accuracy with the earlier of two identical items right, less that with the later right)"
 PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
@@ -146,24 +139,14 @@ def by_stream(tell: Tell) -> Tell:
 
 
 def stated(
-    name: str,
-    where: str,
-    claim: str,
-    rule: str,
-    tell: Tell,
-    *,
-    source: Source = wu,
-    streams: bool = False,
-    ours: bool = False,
+    name: str, where: str, claim: str, rule: str, tell: Tell, source: Source = wu, *, streams: bool = False
 ) -> None:
     """State something of every scale of the data, each by itself; `streams`: of both kinds of streams at once."""
     judged = tell if streams else by_stream(tell)
     for scale in SCALES:
         text = f"{TASK} {claim} (vectors scaled as in the paper's {scale})."
-        of_source = source.but(kind="ours" if ours else "published", suffix=scale)
-        of_source(name, f"section 5{where and ', '}{where}", text, rule=rule)(
-            lambda ds, of=scale: judged(ds.sel(scale=of))
-        )
+        of = source.but(suffix=scale)(name, f"section 5{where and ', '}{where}", text, rule=rule)
+        of(lambda ds, scale=scale: judged(ds.sel(scale=scale)))
 
 
 def gaps(
@@ -173,12 +156,11 @@ def gaps(
     what: str,
     values: Callable[[xr.Dataset], xr.DataArray],
     bound: Bound,
-    *,
-    ours: bool = False,
+    source: Source = wu,
 ) -> None:
     """State on which side of a bound numbers lie that gaps give."""
     rule = f"{what} {bound.words}, {OVER_RUNS}, everywhere. {GATE}"
-    stated(name, where, claim, rule, lambda ds: each(values(ds), bound.test, *bound.than, form="+.3f"), ours=ours)
+    stated(name, where, claim, rule, lambda ds: each(values(ds), bound.test, *bound.than, form="+.3f"), source)
 
 
 def gap(ds: xr.Dataset, training: Any = "unbiased", mask: str = "causal", **at: Any) -> xr.DataArray:
@@ -218,7 +200,7 @@ def learns(ds: xr.Dataset) -> Told:
 
 _text = "toys under a causal mask learn to retrieve from unbiased data, with every encoding, with and without residual"
 _text, _rule = f"{_text} stream", f"accuracy on novel classes is {TRAINED:g} or more, {OVER_RUNS}, in every setting"
-stated("learns", "setting", _text, _rule, learns, source=ungated, streams=True, ours=True)
+stated("learns", "setting", _text, _rule, learns, ungated, streams=True)
 _text = "a causal mask alone favours earlier items, also after unbiased training"
 gaps("causal-favours-earlier", "no encoding", _text, f"the {GAP}", partial(gap, positional="none"), over(0))
 _text = "a causal mask without positional encoding cannot follow answers that stand last in training"
@@ -226,18 +208,13 @@ _last = partial(gap, training="last", positional="none", pair=["first-last", "mi
 _what = f"trained so, the {GAP} for first and last and for middle and last"
 gaps("data-last", "biased data", _text, _what, _last, over(-EVEN))
 BACK = "more depth moves the bias back to earlier items"
-for _name, _where, _positional, _text in (
-    (
-        "causal-grows-with",
-        "no encoding",
-        "none",
-        "the bias of a causal mask alone toward earlier items grows with depth",
-    ),
-    ("decay-depth-favours", "decay mask", "decay", f"under a decay mask {BACK}"),
-    ("rope-depth-favours", "RoPE", "rope", f"with RoPE {BACK}"),
+_grows = "the bias of a causal mask alone toward earlier items grows with depth"
+_what = f"the mean {GAP} at the largest depth less that at the least"
+for _id, _where, _positional, _text in (
+    ("causal-grows-with-depth", "no encoding", "none", _grows),
+    ("decay-depth-favours-earlier", "decay mask", "decay", f"under a decay mask {BACK}"),
+    ("rope-depth-favours-earlier", "RoPE", "rope", f"with RoPE {BACK}"),
 ):
-    _id = f"{_name}-{'depth' if _positional == 'none' else 'earlier'}"
-    _what = f"the mean {GAP} at the largest depth less that at the least"
     gaps(_id, _where, _text, _what, partial(rise, positional=_positional), over(0))
 for _positional, _where, _encoding in (("decay", "decay mask", "a decay mask"), ("rope", "RoPE", "RoPE")):
     _text, _what = f"{_encoding} moves the bias toward recent items", f"the mean {GAP} less that without encoding"
@@ -251,10 +228,10 @@ for _answers, _words, _signs in (
     gaps(f"data-{_answers}", "biased data", f"answers that stand {_words}", _what, _shift, over(0))
 _after = f"after unbiased training every {GAP}"
 _text = "a full mask without positional encoding has no position bias"
-gaps("full-even", "full mask", _text, _after, partial(without_mask, positional=["none"]), no_more(EVEN), ours=True)
+gaps("full-even", "full mask", _text, _after, partial(without_mask, positional=["none"]), no_more(EVEN), ours)
 _text = "a full mask has no position bias after unbiased training, with sinusoidal encodings and with RoPE"
 _encoded = partial(without_mask, positional=["sinusoidal", "rope"])
-gaps("full-even-encoded", "full mask", _text, _after, _encoded, no_more(EVEN), ours=True)
+gaps("full-even-encoded", "full mask", _text, _after, _encoded, no_more(EVEN), ours)
 
 
 def lost(ds: xr.Dataset, training: Any) -> xr.DataArray:
@@ -300,7 +277,7 @@ _rule = (
     f"with both the first and the last, {OVER_RUNS}, under a causal mask with every encoding and depth, with and without "
     f"residual stream. {GATE}"
 )
-stated("lost-in-the-middle-two-ends", _where, _text, _rule, never_lost, streams=True, ours=True)
+stated("lost-in-the-middle-two-ends", _where, _text, _rule, never_lost, ours, streams=True)
 
 
 def residual_weaker(ds: xr.Dataset) -> Told:
@@ -366,7 +343,7 @@ _rule = (
 _text = "a fixed vocabulary with anisotropy 0.75 gives the same position biases as Gaussian data"
 stated("fixed-vocabulary", "", _text, _rule, lambda ds: alike(ds, "data", "gaussian", "fixed"), streams=True)
 _text = "vectors of standard deviation 1/sqrt(d), as in the paper's text, and 1/d, as in its program, give the same position"
-_scales = wu.but(kind="ours")("text-and-program", "section 5, text and program", f"{TASK} {_text} biases.", rule=_rule)
+_scales = ours("text-and-program", "section 5, text and program", f"{TASK} {_text} biases.", rule=_rule)
 _scales(lambda ds: alike(ds, "scale", *SCALES, data="gaussian"))
 
 
