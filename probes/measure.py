@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
     from matplotlib.figure import Figure
+    from rich.text import Text
     from torch import Tensor
 
     from .models.view import View
@@ -84,6 +85,7 @@ class Measure:
         chart: of results by model.
         caption: two lines at most, below the chart.
         tables: of results by model, sorted by what the reader came for.
+        shown: of one result, what a terminal with colours shows of it beside numbers.
         units: of the options' values, what is measured in one go each.
         joined: one result of a model's units, and the model.
         prompted: whether it measures prompts that are drawn from a text.
@@ -100,6 +102,7 @@ class Measure:
     chart: Callable[[Mapping[str, xr.Dataset]], Figure]
     caption: str
     tables: Callable[[Mapping[str, xr.Dataset]], list[Table]] = lambda results: []
+    shown: Callable[[xr.Dataset], Text] | None = None
     units: Callable[[Mapping[str, Any]], Sequence[Unit]] = lambda values: [Unit(options=values)]
     joined: Callable[[Sequence[xr.Dataset], View], xr.Dataset] = lambda results, model: results[0]
     prompted: bool = True

@@ -34,7 +34,6 @@ from torch import Tensor
 from .data.prompts import prompts
 from .errors import reason
 from .measure import measure, questions
-from .measures.inspect import inspect
 from .models.load import load
 from .models.view import View
 from .results.dataset import made_with
@@ -48,11 +47,9 @@ NAMED = 6  # variables of a case that are named
 DECIDED = ("sink_rate", "over_tau", "massive", "exact", "rank", "strength")  # parts of names
 MEANS = "_of_model"  # how their names end
 
-TEXT = "def area(width, height):\n    return width * height\n"
 TRIALS: dict[str, Callable[[View, Tensor], xr.Dataset]] = {
-    "inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32),
+    trial: call for name in questions() for trial, call in measure(name).trials.items()
 }
-TRIALS |= {trial: call for name in questions() for trial, call in measure(name).trials.items()}
 # Attention behind a window takes another path: of that model, what reads attention.
 WINDOWED = ("jacobian, sketch", "theory", "sinks", "leakage", "bos-swap, mean@1:keys")
 MODELS = {"tiny-llama": tuple(TRIALS), "tiny-mistral-window": tuple(name for name in TRIALS if name in WINDOWED)}

@@ -14,8 +14,8 @@ from probes.claims.claim import Claim
 from probes.claims.ruscio import HUB, NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
 from probes.measures.leakage.compute import CELLS, PARTS, SOURCES
+from probes.measures.map import CURVES
 from probes.results.folder import Collected
-from probes.results.theory_map import CURVES
 from probes.theory.cesaro import cesaro_bins
 
 LENGTH = 40

@@ -98,7 +98,6 @@ TOKENIZERS: dict[str, list[Row]] = {
         ("", "id 5000", LARGE_IDS, damage.file_is("text.txt", "w3 " * 99)),
     ],
     "inspect SMALL": [
-        ("", "no text is given; give one of --prompt, --text, --chat"),
         ("--chat w3", "no chat template"),
     ],
 }
@@ -130,7 +129,6 @@ NAMES: dict[str, list[Row]] = {
         ("SMALL/model.safetensors", "model.safetensors'"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],
-    "inspect": [("SMALL tiny-llama --prompt w3", "tiny-llama")],
 }
 VALUES: dict[str, list[Row]] = {
     "jacobian SMALL": [
@@ -163,7 +161,6 @@ VALUES: dict[str, list[Row]] = {
     ],
     READ: [
         ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
-        ("--top -1", "--top"),
     ],
     "match SMALL": [("--length -5", "length=-5")],
     "report SMALL": [("--initialization smollm2", "initialization 'smollm2' is no rule")],
@@ -183,7 +180,6 @@ FOLDERS: dict[str, list[Row]] = {
     ],
     "sinks SMALL": [("", f"sinks.{end}' is a folder", damage.folder(f"out/sinks.{end}")) for end in ("png", "md")],
     "leakage SMALL": [("", "unfinished", damage.file_is("out/unfinished", ""))],
-    READ: [("", "inspect.html' is a folder", damage.folder("out/inspect.html"))],
     "map": [("", "map.nc' is a folder", damage.folder("out/map.nc"))],
     "toy retrieval": [("--out TEXT", "text.txt")],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],

@@ -26,7 +26,9 @@ REPORTS = Path(__file__).resolve().parent.parent / "reports" / "llm"
 LARGE, OTHER = "smollm2-135m", "q4_k_m"  # 30 blocks of 9 heads; another model where there is a result of it
 # By name: the chart function and the folder of a result to draw.
 CHARTS: dict[str, tuple[Callable[..., Figure], str]] = {
-    name: (measure(name).chart, name) for name in questions() if (REPORTS / name).is_dir()
+    name: (measure(name).chart, folder)
+    for name in questions()
+    if (REPORTS / (folder := name if name != "inspect" else "inspect/code/inspect")).is_dir()
 } | {"interventions": (measure("bos-swap").chart, "interventions/bos-swap")}
 
 

@@ -142,7 +142,6 @@ def agree(command: str, library: dict[str, Any], without: str, **own: Any) -> No
 def test_defaults_are_those_of_the_library():
     # Written out twice, because help may not import torch.
     agree("pretrain", defaults(run, Options), "command bos advance")
-    agree("inspect", defaults(probes.inspect), "pieces progress")
     for name in questions():
         one = measure(name)
         library, offered = defaults(probes.jacobian if name == "theory" else one.compute), one.options().values()

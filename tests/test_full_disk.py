@@ -10,13 +10,11 @@ from typing import Any
 
 import families
 import kept
-import numpy as np
 import pytest
 from commands import call, listing, no_file_larger_than
 
 from probes.cli import main as cli
 from probes.measures.map import Place
-from probes.results.dataset import dataset, made_with, save
 from toy import match as matching
 
 pytestmark = pytest.mark.slow
@@ -30,7 +28,6 @@ COMMANDS = {
     "match": f"match SMALL --quick --prompts 4 --seeds 1 --bootstrap 4 {SHORT}",
     "map": "map --quick --seeds 1 --products 8",
     "toy": "toy retrieval --quick --device cpu --with steps=20 --with seeds=1",
-    "export": "export RESULT",
     "pretrain": "pretrain --config SMALL/own.json --text LONG --steps 2 --batch 1 --length 12 "
     "--heldout-characters 4000 --device cpu",
 }
@@ -38,11 +35,9 @@ COMMANDS = {
 BEFORE = {
     "jacobian": ("nc", "png"),
     "map": ("nc", "png"),
-    "inspect": ("html", "nc"),
-    "export": ("parquet",),
     "pretrain": (),
 }
-FILES = {"toy": "retrieval", "export": "result-prompt-position"}
+FILES = {"toy": "retrieval"}
 LARGE = ("jacobian", "map", "pretrain")  # have files that do not fit under the higher limit
 # Bytes: no unit of unfinished work, no result; a unit and a result, and no figure. Less than that, and what the commands
 # say has no room, either: while tests run it goes to a file.
@@ -51,7 +46,7 @@ LIMITS = (4_000, 60_000)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model "small", texts for it, a configuration to pretrain, and a result to export."""
+    """A model "small", texts for it, and a configuration to pretrain."""
     folder = families.checkpoints(tmp_path_factory.mktemp("model"), small=("llama", "prepended"))
     config: Any = families.FAMILIES["llama"]()
     config.vocab_size = 260
@@ -59,8 +54,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text2.txt").write_text(" ".join(f"w{n}" for n in range(3, 23)), encoding="utf-8")
     lines = (f"{n} times {n + 1} is {n * n + n}, said the {n % 7}th of them.\n" for n in range(1500))
     (folder / "long.txt").write_text("".join(lines), encoding="utf-8")
-    values = np.random.default_rng(1).random((64, 64))
-    save(dataset({"sensitivity": (("prompt", "position"), values)}, attrs=made_with()), folder / "result.nc")
     return folder
 
 
@@ -73,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(name: str, model: Path, out: Path) -> list[str]:
-    places = {"SMALL": "small", "TEXT2": "text2.txt", "TEXT": "text.txt", "LONG": "long.txt", "RESULT": "result.nc"}
+    places = {"SMALL": "small", "TEXT2": "text2.txt", "TEXT": "text.txt", "LONG": "long.txt"}
     command = COMMANDS[name]
     for place, file in places.items():
         command = command.replace(place, str(model / file))

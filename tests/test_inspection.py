@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import families
@@ -12,13 +13,17 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import call
+from measured import refused, view
+from rich.console import Console
 
 import probes
 from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.measures.inspect import BASELINES, WINDOWS, Readout, divided, readout
+from probes.measures.inspect import BASELINES, EDGES, LABELS, MEASURE, TEXT, Options, color_of, colored_text
+from probes.measures.inspect.compute import WINDOWS, Readout, divided, readout
 from probes.measures.jacobian import jacobian
-from probes.measures.reading import parse_prompt
+from probes.measures.reading import FURTHER, visible
 from probes.results.curves import rms_log_error
 from probes.results.ushape import parts_of
 from probes.theory.kernel import second_moment
@@ -26,6 +31,11 @@ from probes.theory.kernel import second_moment
 TEMPLATE = "{% for m in messages %}<s> {{ m.content }} {% endfor %}</s>"
 ROUNDING = 1e-5  # transformers' norms compute in float32, whatever the model's type
 WORDS = " ".join(f"w{n}" for n in (5, 9, 17, 9, 33, 60, 101, 5, 9, 17, 88, 41))
+
+CODE = (
+    "def area(width, height):\n\treturn width * height  # <b>é漢</b> [red]\n\n\ndef volume(width, height):\n    return "
+)
+AS_SHOWN = visible(CODE).replace("漢", "漢··").replace("é", "é·").replace("⏎", "⏎\n")  # bytes that nobody has merged
 
 
 def small(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
@@ -35,6 +45,12 @@ def small(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     return probes.load("tiny-llama", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def seen(tiny: Any) -> xr.Dataset:
+    """A short text of code under the default options, but for fewer seeds."""
+    return probes.inspect(tiny, CODE, seeds=1)
 
 
 def gradients(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,7 +217,7 @@ def test_parts(profile: Sequence[float], recency: int):
         (["w3"] * 9, {}, "the prompt is a list; give a text, or token ids in a list"),
         (torch.full((2, 9), 5), {}, "the ids of 2 prompts are given"),
         ([5] * 9, {"first": "bos"}, "first=bos has no use with token ids"),
-        (None, {"chat": [[{"role": "user", "content": WORDS}]] * 2}, "chat from Python holds 2 conversations"),
+        (None, {"chat": [[{"role": "user", "content": WORDS}]] * 2}, "the chat holds 2 conversations"),
         (WORDS, {"chat": "w3"}, "both prompt and chat are given; give one of them"),
         (None, {"chat": "w3", "first": "none"}, "first=none has no use with a chat"),
     ],
@@ -269,19 +285,118 @@ def test_a_conversation_is_read_by_the_model_s_template():
     assert ds.attrs["first_policy"] == "chat template"
 
 
-def test_what_the_command_line_gives_to_read(tmp_path):
+# ----------------------------------------------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2"])
+def test_tokens_give_the_text_back(name):
+    model = probes.load(name, device="cpu")
+    ds = probes.inspect(model, CODE, of="top", baseline="none")
+    tokens = [str(token) for token in ds["token"].values]
+    if model.bos is not None:
+        assert tokens.pop(0) == "<|bos|>"
+        assert int(ds["tokens"][0, 0]) == model.bos
+    assert "".join(token for token in tokens if token != FURTHER) == visible(CODE)
+    assert tokens.count(FURTHER) == 3  # é and 漢 are two and three bytes, which nobody has merged
+    assert json.loads(str(ds.attrs["text"])) == CODE
+
+
+def test_what_would_not_be_seen_is_made_visible_and_spaces_are_kept():
+    shown = {
+        "a\nb\tc": "a⏎b⇥c",
+        "\x1b[31m": "\\x1b[31m",
+        "a\u202eb\u2028": "a\\u202eb\\u2028",
+        "漢字 é 👩\u200d💻": "漢字 é 👩\u200d💻",
+    }
+    assert {text: visible(text) for text in shown} == shown
+    text = "  " + WORDS.replace(" ", "   ") + " "
+    ds = probes.inspect(view("llama"), text, of="top", baseline="none")
+    assert "".join(map(str, ds["token"].values[1:])) == text
+
+
+def test_colours_follow_the_ratio(seen):
+    np.testing.assert_allclose(np.array(EDGES) * np.array(EDGES)[::-1], 1)
+    assert color_of(1.0) is color_of(math.nan) is None
+    colors = [color_of(ratio) for ratio in (0.1, 0.3, 0.6, 1.5, 3.0, math.inf)]
+    assert [color and color[0] for color in colors] == [
+        "#0072b2",
+        "#72b2d8",
+        "#c9e2f1",
+        "#fadcc5",
+        "#f0a46c",
+        "#d55e00",
+    ]
+    text, console = colored_text(seen), Console()
+    at = 1  # behind the sink's bracket
+    for piece, ratio, part in zip(seen["token"].values, seen["ratio"].values, seen["part_of"].values, strict=True):
+        color = color_of(float(ratio))
+        written = str(piece).replace("⏎", "⏎\n")
+        assert text.plain[at : at + len(written)] == written
+        for offset in (at + n for n, character in enumerate(written) if character != "\n"):
+            style = text.get_style_at_offset(console, offset)
+            assert (style.bgcolor.name if style.bgcolor else None) == (color[0] if color else None)
+            assert (bool(style.underline), bool(style.bold)) == (part == "recency", part == "sink")
+        at += len(written) + (part == "sink")
+    assert text.plain.startswith(f"[<|bos|>]{AS_SHOWN}")
+    assert all(label in text.plain for label in (*LABELS, "sink", "recency", "[red]"))
+
+
+@pytest.mark.slow
+def test_beyond_a_window_there_is_no_ratio():
+    model = probes.load("tiny-mistral-window", device="cpu")
+    ds = probes.inspect(model, Path(__file__).read_text(encoding="utf-8")[:580], seeds=1)
+    beyond = np.arange(ds.sizes["position"]) < ds.sizes["position"] - 1 - 6 * 31  # blocks times window - 1
+    np.testing.assert_array_equal(np.isfinite(ds["ratio"]), ~beyond)
+    assert beyond.sum() > 10
+    (table,) = MEASURE.tables({"m": ds})
+    assert sum(row[5] == "-" for row in table.rows) == beyond.sum()
+
+
+def test_the_table_and_the_answer_name_what_stands_out_most(tiny, seen):
+    (table,) = MEASURE.tables({"tiny-llama": seen})
+    rest = [row for row in table.rows if row[-1] == "rest"]
+    assert table.rows[: len(rest)] == rest
+    assert [float(row[5]) for row in rest] == sorted((float(row[5]) for row in rest), reverse=True)
+    values = {int(row[1]): row for row in table.rows}
+    assert sorted(values) == list(range(seen.sizes["position"]))
+    for at, (_, _, token, *numbers, part) in values.items():
+        expected = [float(seen[name][at]) for name in ("sensitivity", "baseline", "ratio")]
+        assert [float(x.replace(",", "")) for x in numbers] == pytest.approx(expected, rel=1e-2)
+        assert (token, part) == (str(seen["token"].values[at]), str(seen["part_of"].values[at]))
+    (line,) = MEASURE.answer({"tiny-llama": seen})
+    assert line.startswith(f"tiny-llama: '{rest[0][2]}' {rest[0][5]}, '{rest[1][2]}' {rest[1][5]}, ")
+    assert f"next comes '{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}, " in line
+    bare = probes.inspect(tiny, CODE, of="top", baseline="none")
+    assert {row[4] for row in MEASURE.tables({"m": bare})[0].rows} == {"-"}
+    assert "baseline" not in MEASURE.answer({"m": bare})[0]
+
+
+def test_what_the_command_reads(tmp_path):
     (tmp_path / "a.txt").write_text("wide 漢\n", encoding="utf-8")
-    (tmp_path / "c.jsonl").write_text(json.dumps({"text": "one\x00 line"}), encoding="utf-8")
-    assert parse_prompt(None, tmp_path / "a.txt", None, None) == ("wide 漢\n", None)
-    assert parse_prompt(None, tmp_path / "c.jsonl", None, None) == ("one\x00 line", None)
-    assert parse_prompt("", None, None, None) == ("", None)
-    assert parse_prompt(None, None, "why?", None) == (None, "why?")
-    assert parse_prompt(None, None, None, "0, 17,3") == ([0, 17, 3], None)
-    with pytest.raises(InputError, match="holds 2 texts, and one is inspected"):
-        parse_prompt(None, tmp_path, None, None)
-    (tmp_path / "b.txt").write_bytes(b"\xff\xfe\xfa")
-    for file, says in (("b.txt", "is not UTF-8 text"), ("gone", "does not exist"), (".", "is not UTF-8 text")):
-        with pytest.raises(InputError, match=says):
-            parse_prompt(None, tmp_path / file, None, None)
-    with pytest.raises(InputError, match="both --prompt and --ids are given; give one of"):
-        parse_prompt("a", None, None, "1")
+    talk = [{"role": "user", "content": "why?"}]
+    (tmp_path / "c.json").write_text(json.dumps(talk), encoding="utf-8")
+    assert Options(text=tmp_path / "a.txt").values()["prompt"] == "wide 漢\n"
+    assert [Options(chat=chat).values()["chat"] for chat in ("why?", str(tmp_path / "c.json"))] == [[talk]] * 2
+    assert Options(ids="0, 17,3", of="7").values().items() >= {"of": 7, "prompt": [0, 17, 3]}.items()
+    assert (Options().values()["prompt"], Options(prompt="").values()["prompt"]) == (TEXT, "")
+    (tmp_path / "b.txt").write_text("another", encoding="utf-8")
+    with refused("holds 2 texts, and one is inspected"):
+        Options(text=tmp_path).values()
+
+
+def test_a_command_in_a_pipe_and_in_a_terminal(monkeypatch, capsys, tmp_path):
+    words = ["inspect", "tiny-llama", "--prompt", CODE, "--out", str(tmp_path), "--seeds", "1", "--device", "cpu"]
+    assert call(monkeypatch, *words) == 0
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    assert "area" not in plain.partition("tiny-llama: ")[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"inspect.{end}" for end in ("md", "nc", "png", "svg")]
+    ds = probes.load_result(tmp_path / "inspect.nc")
+    assert json.loads(str(ds.attrs["text"])) == CODE
+    own = probes.inspect(probes.load("tiny-llama", device="cpu"), CODE, seeds=1)
+    np.testing.assert_allclose(ds["sensitivity"], own["sensitivity"], rtol=1e-4)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    assert call(monkeypatch, *words) == 0
+    colored = capsys.readouterr().out
+    assert "\x1b[38;2;0;0;0;48;2;" in colored.partition("sensitivity")[0]

@@ -11,10 +11,9 @@ from kept import Stop
 
 import probes
 from probes.measures.jacobian import jacobian
-from probes.measures.map import COLUMNS, MAP, MODELS, STRENGTHS, Place, atlas, cells, places
+from probes.measures.map import COLUMNS, FACTOR, MAP, MODELS, STRENGTHS, Place, atlas, cells, places, rows
 from probes.models.load import fresh
 from probes.results.curves import relative_error
-from probes.results.theory_map import FACTOR, rows
 from probes.theory.kernel import second_moment
 
 SMALL = Place("depth", 0.05, 64, 2, 16)
@@ -115,13 +114,11 @@ def test_the_whole_map_has_each_place_once_and_covers_the_ranges():
 
 def test_the_chart_and_the_answer_show_the_map(measured):
     figure = MAP.chart({"map": measured})
-    _, primacy, errors, others = figure.axes
+    _, primacy, errors = figure.axes
     (marks,) = [line for line in primacy.lines if line.get_marker() == "o"]
     expected = [(row["strength"], row.shape.primacy) for row in rows(measured, group="depth")]
     np.testing.assert_allclose(np.transpose(marks.get_data()), expected)
     for line, name in zip(errors.lines, ("score_path", "values", "uniform", "config"), strict=False):
         np.testing.assert_allclose(line.get_ydata(), [row.error(name) for row in rows(measured, group="depth")])
-    names = [text.get_text() for text in others.get_yticklabels()]
-    assert names == ["nothing moved", "no RoPE", "branches times 0.5", "window 4"]
     number = sum(min(row.shape.primacy, row.shape.recency) >= 2 for row in rows(measured))
     assert MAP.answer({"map": measured})[0].startswith(f"map: {number} of 5 places have a U")

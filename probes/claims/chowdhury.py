@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import xarray as xr
 
+from ..measures.map import Row
 from ..results.curves import rms_log_error, smooth, spearman
 from ..results.profiles import shape
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number, range_told
-from ..results.theory_map import Row
 from ..results.ushape import SHORTEST
 from ..theory.cesaro import cesaro_bins
 from . import readings as read
@@ -161,7 +161,7 @@ def exact(error: float) -> Told:
 )
 def _(row: Row) -> Told:
     """The Cesàro power N^L is an exact theory of the sensitivity profile at initialization."""
-    return exact(row.cesaro_error)
+    return exact(row.error("cesaro"))
 
 
 @usual("continuous-limit", rule=f"RMS log error of the density at N^L's alpha and the best scale at most {EXACT:g}")

@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 
 import xarray as xr
 
+from ..measures.map import rows
 from ..results.folder import Collected
-from ..results.theory_map import rows
 from .claim import Judged, Population
 from .rules import SURE, Told, every
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from ..measures.map import Row
 from ..results.curves import rms_log_error, spearman
 from ..results.statistics import units
 from ..results.tables import range_told
-from ..results.theory_map import Row
 from .chowdhury import chowdhury
 from .evidence import Results, fresh, places, real
 from .readings import of_profiles, prompted, root_mean_square

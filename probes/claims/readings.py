@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from ..measures.map import Row
 from ..results.curves import by_condition, estimate
 from ..results.dataset import options_of
 from ..results.profiles import typical
 from ..results.statistics import Interval, between_runs, jackknifed, over_runs, units
-from ..results.theory_map import Row
 from ..results.ushape import SHORTEST
 from .evidence import config
 from .rules import Lacks

@@ -8,8 +8,8 @@ from itertools import islice, pairwise
 
 import xarray as xr
 
+from ..measures.map import Row
 from ..results.tables import number
-from ..results.theory_map import Row
 from .evidence import places, real
 from .ledger import Source
 from .readings import alike, courses, roughly, strength_told

@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ from ..run import processes
 from ..run.progress import Advance, Course
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from ..results.tables import Report
 
 WIDEST = 120  # columns of running text
@@ -175,6 +177,16 @@ def print_lines(lines: Sequence[str]) -> None:
     """Print sentences, a line each, broken where the terminal ends."""
     for line in lines:
         print(_wrapped(line, indent="  "))
+
+
+def print_colored(texts: Iterable[Text]) -> None:
+    """Print texts in colour, where the terminal has colours; elsewhere nothing."""
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False)
+    if console.color_system is not None and not console.no_color:
+        for text in texts:
+            console.print(text, "", soft_wrap=True, sep="\n")
 
 
 def print_written(files: Sequence[Path]) -> None:

@@ -13,14 +13,14 @@ from typer.core import TyperCommand, TyperGroup
 from ..measure import measure, questions
 from ..options import Loading, Prompts, Target
 from .command import command
-from .console import print_lines, print_table, print_written, progress, remark
+from .console import print_colored, print_lines, print_table, print_written, progress, remark
 
 if TYPE_CHECKING:
     from ..measure import Measure
 
 # The other commands, by the module of this folder that has them.
-OTHERS = {"inspect": "inspect", **dict.fromkeys(("map", "toy", "pretrain"), "training")}
-OTHERS |= dict.fromkeys(("report", "compare", "export", "families", "selftest"), "pages")
+OTHERS = dict.fromkeys(("map", "toy", "pretrain"), "training")
+OTHERS |= dict.fromkeys(("report", "compare", "families", "selftest"), "pages")
 # Measures that train toys, which the registry does not know: by name, what they answer; `toy.NAME` holds them.
 ABOVE = {"match": "What of a model's sense of position do toys of its architecture share?"}
 
@@ -88,6 +88,8 @@ def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: 
         remark("no model given: measuring tiny-llama")
     with progress() as advance:
         results = run(one, target.sources, target.out, options, prompts, loading, advance=advance, remark=remark)
+    if one.shown is not None:
+        print_colored(map(one.shown, results.values()))
     shown = headlines(one, results, SHOWN)
     print_table(shown.columns, shown.rows)
     print_written(written(one, results, target.out))

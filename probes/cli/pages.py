@@ -1,11 +1,11 @@
-"""Commands that show results (all on a page, two side by side, one as tables), and what can be measured, and where."""
+"""Commands that show results (all on a page, two side by side), and what can be measured, and where."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
@@ -144,27 +144,6 @@ def compare(
     print_report(shown)
     if out is not None:
         print_written([out])
-
-
-@command()
-def export(
-    result: Path = argument("A result of any command.", ..., metavar="RESULT.nc"),
-    to: Literal["parquet"] = option("Format of the files.", "parquet"),
-    out: Path | None = option("Folder for the files; the result's own if not given."),
-) -> None:
-    """Write a result as tidy tables for readers without xarray: data frames, databases, hubs of data sets.
-
-    Each file holds the variables of one set of dimensions: a row per element, coordinates first. The files say what made the
-    result.
-
-    Examples:
-      headwater export runs/jacobian/jacobian.nc --to parquet
-      headwater export runs/sinks/sinks.nc --out tables
-    """
-    from ..results import export as tables
-    from ..results.dataset import load
-
-    print_written(tables.export(load(result), result.parent if out is None else out, result.stem, to))
 
 
 @command()

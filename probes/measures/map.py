@@ -13,40 +13,39 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from ..charts import (
-    BLUE,
-    CYCLE,
     DOTTED,
     GREEN,
-    GREY,
     INK,
     ORANGE,
     PURPLE,
     SKY,
-    VERMILLION,
+    Panel,
     Series,
     depth_color,
-    dots,
+    level,
+    panels,
     position_axis,
-    sheet,
 )
 from ..charts import curves as draw
 from ..measure import Headline, Measure
 from ..models.load import fresh
 from ..options import Options
-from ..results.curves import rms_profile, smooth
+from ..results.curves import relative_error, rms_log_error, rms_profile, smooth
 from ..results.dataset import dataset, kept, made_with
 from ..results.tables import Table, number
-from ..results.theory_map import BLOCKS, CURVES, FACTOR, Row, rows
+from ..results.ushape import Shape, shape_of
 from ..run.progress import Advance
 from ..run.store import Store, going_on
 from ..theory.cesaro import fit_alpha
@@ -59,7 +58,9 @@ Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "mo
 PRODUCTS = 64  # of the sketch; its error is then about 3 %
 STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
 SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
-WIDTH, LENGTH = 256, 256  # of places where they are not what is moved
+WIDTH, LENGTH, BLOCKS = 256, 256, 12  # of places where they are not what is moved
+FACTOR = 2.0  # how far an end has to stand above the middle to count
+CURVES = ("measured", "uniform", "values", "score_path", "config", "amplitudes", "cesaro", "value")
 
 
 @dataclass(frozen=True)
@@ -258,19 +259,53 @@ def _joined(chosen: Sequence[Place], results: Sequence[xr.Dataset], seeds: int, 
     return dataset(variables, coords=coords, attrs=attrs)
 
 
-def of_places(value: Callable[[Row], float]) -> Callable[[xr.Dataset], xr.DataArray]:
-    """Of a map, a number of each place [place]."""
-
-    def of(ds: xr.Dataset) -> xr.DataArray:
-        values = [value(row) for row in rows(ds)]
-        return xr.DataArray(values, {"place": ds["label"].values}, ("place",))
-
-    return of
+# ------------------------------------------------------------------------------------------------------ what a map says
 
 
-def has_u(row: Row) -> bool:
-    """Whether both ends stand `FACTOR` times above the middle."""
-    return min(row.shape.primacy, row.shape.recency) >= FACTOR
+class Row(dict[str, Any]):
+    """One place of a map: its curves, cut to its length, and its coordinates."""
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Of the measured profile."""
+        return shape_of(self["measured"])
+
+    def error(self, theory: str) -> float:
+        """Mean over positions of |predicted / measured - 1|; NaN where that theory was not computed.
+
+        Of "cesaro", N^L with its best alpha, the RMS log error with a free scale, where both reach.
+        """
+        predicted, measured = self[theory], self["measured"]
+        if theory != "cesaro":
+            return relative_error(predicted, measured)
+        seen = (predicted > 0) & (measured > 0)
+        return rms_log_error(predicted[seen], measured[seen], free_scale=True)
+
+    @property
+    def value_share(self) -> float:
+        """Mean over positions of the value path's norm against the whole."""
+        seen = self["measured"] > 0
+        return float(np.mean(self["value"][seen] / self["measured"][seen]))
+
+    @property
+    def weaker(self) -> float:
+        """How far the lower of both ends stands above the middle; NaN where there is no middle."""
+        return min(self.shape.primacy, self.shape.recency)
+
+
+def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
+    """The places of a map with the given coordinates, as in `rows(ds, group="depth", blocks=12)`."""
+    every = []
+    for at in range(ds.sizes["place"]):
+        values = {str(name): variable.values for name, variable in ds.isel(place=at).variables.items()}
+        length = int(values["length"])
+        every.append(Row({name: value[:length] if value.ndim else value.item() for name, value in values.items()}))
+    return [row for row in every if all(row[name] == value for name, value in where.items())]
+
+
+def ends(ds: xr.Dataset, *, name: str) -> xr.DataArray:
+    """Primacy or recency of every place [place]."""
+    return xr.DataArray([getattr(row.shape, name) for row in rows(ds)], {"place": ds["label"].values}, ("place",))
 
 
 COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
@@ -278,13 +313,11 @@ COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path"
 
 def cells(row: Row) -> list[str]:
     """A place as text, in the order of `COLUMNS`."""
-    ends = (row.shape.primacy, row.shape.recency)
     return [
-        row.label,
-        *(f"{end:.3g}" if math.isfinite(end) else "no middle" for end in ends),
-        "U" if has_u(row) else "-",
-        *(number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config")),
-        f"{row.cesaro_error:.1%}",
+        row["label"],
+        *(f"{end:.3g}" if math.isfinite(end) else "no middle" for end in (row.shape.primacy, row.shape.recency)),
+        "U" if row.weaker >= FACTOR else "-",
+        *(number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config", "cesaro")),
         number(row.value_share, ".3f"),
     ]
 
@@ -296,12 +329,10 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
         f"at least {FACTOR:g}. Kernels: mean over positions of |predicted / measured - 1|; N^L: RMS log error with its best "
         "alpha and a free scale. Value share: the value path's norm against the whole"
     )
-    return [Table(title, COLUMNS, list(map(cells, sorted(rows(ds), key=_ends)))) for ds in results.values()]
-
-
-def _ends(row: Row) -> float:
-    weaker = min(row.shape.primacy, row.shape.recency)
-    return -weaker if math.isfinite(weaker) else math.inf
+    ordered = [
+        sorted(rows(ds), key=lambda row: -row.weaker if row.weaker >= 0 else math.inf) for ds in results.values()
+    ]
+    return [Table(title, COLUMNS, list(map(cells, every))) for every in ordered]
 
 
 def usual_places(ds: xr.Dataset) -> list[Row]:
@@ -316,27 +347,21 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     lines = []
     for name, ds in results.items():
         every, usual = rows(ds), usual_places(ds)
-        count = (
-            f"{sum(map(has_u, every))} of {len(every)} places have a U, both ends at least {FACTOR:g} times the middle"
+        has = sum(row.weaker >= FACTOR for row in every)
+        count = f"{has} of {len(every)} places have a U, both ends at least {FACTOR:g} times the middle"
+        lost = next(
+            (f"lost at d sigma^2 = {row['strength']:g}" for row in usual if not row.weaker >= FACTOR), "never lost"
         )
-        lost = next((f"lost at d sigma^2 = {row['strength']:g}" for row in usual if not has_u(row)), "never lost")
         lines.append(f"{name}: {count}; with {usual[0]['blocks']} blocks it is {lost}.")
     return lines
 
 
 CAPTION = (
     "Fresh models, random tokens. Profiles over their middle, smoothed; lines and marks: measured, dotted: second-moment "
-    f"kernel with score path, nothing fitted. Primacy, recency: ends over the middle; grey: {FACTOR:g}."
+    f"kernel with score path, nothing fitted. Primacy: beginning over the middle; grey: {FACTOR:g}."
 )
 STRENGTH = "$d\\,\\sigma^2$"
-SHOWN = {
-    0.05: BLUE,
-    0.36: GREEN,
-    1.0: ORANGE,
-    1.64: VERMILLION,
-    2.0: PURPLE,
-}  # strengths that are drawn, and their colours
-PROFILES = (0.05, 0.36, 1.0, 2.0)  # of them, those whose profiles are
+PROFILES = (0.05, 0.36, 1.0, 2.0)  # strengths whose profiles are drawn
 THEORIES = {
     "score_path": ("kernel, with score path", INK),
     "values": ("kernel, values only", GREEN),
@@ -345,84 +370,55 @@ THEORIES = {
     "cesaro": ("$N^L$, fitted scale", PURPLE),
 }
 ROUNDING = 1e-6  # errors below it are none
-FAINTEST = 0.02  # a window's primacy; what is less is an arrowhead
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
-    """Profiles, primacy by depth, errors of theories, and what else is moved, of one map."""
-    ds = next(iter(results.values()))
-    usual = usual_places(ds)
-    figure, grid = sheet(2, 2, height=2.9, caption=CAPTION)
-    (profiles, primacy), (errors, others) = grid
-    _profiles(profiles, usual)
-    _primacy(primacy, ds)
-    lines = []
-    for name, (label, color) in THEORIES.items():
-        values = np.array([row.cesaro_error if name == "cesaro" else row.error(name) for row in usual])
-        values[values < ROUNDING] = np.nan
-        lines.append(Series(label, values, color, x=[row["strength"] for row in usual], marker="o", width=1.2))
-    draw(errors, lines, log=True)
-    errors.set_ylabel("relative error ($N^L$: of logarithms)")
-    for cell in (primacy, errors):
-        cell.set_xscale("log")
-        cell.set_xticks([0.05, 0.2, 0.5, 2], ["0.05", "0.2", "0.5", "2"])
-        cell.set_xticks([], minor=True)
-        cell.set_xlabel(f"{STRENGTH}, about the deviation of the logits")
-    _others(others, ds, usual)
-    return figure
+    """Profiles, primacy by depth, and errors of theories, of each map."""
+    shown = [Panel("sensitivity / middle", _profiles), Panel("primacy", _primacy), Panel("relative error", _errors)]
+    return panels(results, shown, CAPTION)
 
 
-def _profiles(cell: Any, usual: Sequence[Row]) -> None:
-    lines = []
-    for row in [row for row in usual if row["strength"] in PROFILES] or usual:
+def _strengths(cell: Axes) -> None:
+    cell.set_xscale("log")
+    cell.set_xticks([0.05, 0.2, 0.5, 2], ["0.05", "0.2", "0.5", "2"])
+    cell.set_xticks([], minor=True)
+    cell.set_xlabel(f"{STRENGTH}, about the deviation of the logits")
+
+
+def _profiles(cell: Axes, ds: xr.Dataset) -> None:
+    usual, lines = usual_places(ds), []
+    shown = [row for row in usual if row["strength"] in PROFILES] or usual
+    for n, row in enumerate(shown):
         measured, predicted = (smooth(row[name]) / row.shape.middle for name in ("measured", "score_path"))
-        x = fractions(len(measured))
-        lines.append(Series(f"{STRENGTH} = {row['strength']:g}", measured, SHOWN.get(row["strength"], GREY), x=x))
+        x, color = fractions(len(measured)), to_hex(depth_color(n, len(shown)))
+        lines.append(Series(f"{STRENGTH} = {row['strength']:g}", measured, color, x=x))
         lines.append(Series("", predicted, INK, x=x, line=DOTTED, width=1.2))
     draw(cell, lines, log=True)
     position_axis(cell)
-    cell.set_ylabel("sensitivity / middle")
 
 
-def _primacy(cell: Any, ds: xr.Dataset) -> None:
-    """By d sigma^2, a column of places for each depth; the usual models beside them."""
-    depths = sorted({row["blocks"] for row in rows(ds, group="depth")})
-    lines = []
+def _primacy(cell: Axes, ds: xr.Dataset) -> None:
+    """By d sigma^2, a column of places for each depth."""
+    depths, lines = sorted({row["blocks"] for row in rows(ds, group="depth")}), []
     for n, depth in enumerate(depths):
         column = sorted(rows(ds, group="depth", blocks=depth), key=lambda row: row["strength"])
         x, color = [row["strength"] for row in column], to_hex(depth_color(n, len(depths)))
-        lines.append(Series("", [row.predicted.primacy for row in column], color, x=x, line=DOTTED, width=1.2))
+        predicted = [shape_of(row["score_path"]).primacy for row in column]
+        lines.append(Series("", predicted, color, x=x, line=DOTTED, width=1.2))
         lines.append(Series(f"{depth} blocks", [row.shape.primacy for row in column], color, x=x, line=""))
-    models = list(zip(rows(ds, group="model"), CYCLE[1:], strict=False))
-    for row, color in models:
-        lines.append(Series("", [row.shape.primacy], color, x=[row["strength"]], line="", marker="D"))
     draw(cell, lines, log=True)
-    look: Any = {"xytext": (-5, -3), "textcoords": "offset points", "ha": "right", "fontsize": 7}
-    for row, color in models:
-        cell.annotate(row["name"], (row["strength"], row.shape.primacy), color=color, **look)
-    cell.axhline(FACTOR, color=GREY, linewidth=0.8)
-    cell.set_ylabel("primacy")
+    level(cell, FACTOR)
+    _strengths(cell)
 
 
-def _others(cell: Any, ds: xr.Dataset, usual: Sequence[Row]) -> None:
-    """Primacy (filled) and recency where one other thing is moved, at the strengths at which it is."""
-    moved = [row for group in ("length", "no RoPE", "width", "residual", "window") for row in rows(ds, group=group)]
-    strengths = sorted({row["strength"] for row in moved})
-    by_name: dict[str, dict[float, Row]] = {"nothing moved": {row["strength"]: row for row in usual}}
-    for row in moved:
-        by_name.setdefault(row.label.rpartition(", d sigma")[0], {})[row["strength"]] = row
-    for end in ("recency", "primacy"):
-        series = []
-        for strength in strengths:
-            shapes = [found[strength].shape if strength in found else None for found in by_name.values()]
-            values = [np.nan if shape is None else getattr(shape, end) for shape in shapes]
-            label = f"{STRENGTH} = {strength:g}" if end == "primacy" else ""
-            series.append(Series(label, values, SHOWN.get(strength, GREY), filled=end == "primacy"))
-        dots(cell, list(by_name), series, zero=False, limits=(FAINTEST, 600.0))
-    cell.set_xscale("log")
-    cell.xaxis.set_major_formatter("{x:g}")
-    cell.axvline(FACTOR, color=GREY, linewidth=0.8)
-    cell.set_xlabel("primacy (filled), recency (hollow)")
+def _errors(cell: Axes, ds: xr.Dataset) -> None:
+    usual, lines = usual_places(ds), []
+    for name, (label, color) in THEORIES.items():
+        values = np.array([row.error(name) for row in usual])
+        values[values < ROUNDING] = np.nan
+        lines.append(Series(label, values, color, x=[row["strength"] for row in usual], marker="o", width=1.2))
+    draw(cell, lines, log=True)
+    _strengths(cell)
 
 
 MAP = Measure(
@@ -430,10 +426,7 @@ MAP = Measure(
     question="Where does the U-shape of fresh models hold?",
     compute=atlas,
     options=Options,
-    headlines=(
-        Headline("primacy", of_places(lambda row: row.shape.primacy), ratio=True),
-        Headline("recency", of_places(lambda row: row.shape.recency), ratio=True),
-    ),
+    headlines=tuple(Headline(name, partial(ends, name=name), ratio=True) for name in ("primacy", "recency")),
     answer=answer,
     chart=chart,
     caption=CAPTION,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,8 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.chat import Chat, named, rendered
-from ..data.documents import read_documents
+from ..data.chat import Chat, rendered
 from ..data.prompts import FirstToken, check_highest, check_source, first_policy, put_first
 from ..data.windows import encoded
 from ..errors import InputError
@@ -50,7 +48,7 @@ def read_prompt(
         check_source(chat=chat, first=first)
         texts = rendered(model, chat)
         if len(texts) > 1:
-            raise InputError(f"{named(chat)} holds {len(texts)} conversations, and one is inspected; give that one")
+            raise InputError(f"the chat holds {len(texts)} conversations, and one is inspected; give that one")
         text, what = texts[0], "conversation"
         ids, pieces = _tokenized(tokenizer, text)
         origin: dict[str, str | int] = {"first_policy": "chat template"} | ({"first_id": ids[0]} if ids else {})
@@ -111,35 +109,6 @@ def _given_ids(model: View, prompt: Any, first: FirstToken | int) -> list[int]:
     if len(tokens) > 1:
         raise InputError(f"the ids of {len(tokens)} prompts are given, and one is inspected; give one row")
     return tokens[0].tolist()
-
-
-def parse_prompt(
-    prompt: str | None, text: str | Path | None, chat: str | None, ids: str | None
-) -> tuple[str | list[int] | None, str | None]:
-    """Read what the command line gives to inspect: (prompt, chat) as `inspect` takes them, files read.
-
-    Raises:
-        InputError: none of them or several, a file that cannot be read or holds several texts, or ids that are no numbers.
-    """
-    options = {"--prompt": prompt, "--text": text, "--chat": chat, "--ids": ids}
-    given = [option for option, value in options.items() if value is not None]
-    if len(given) != 1:
-        said = "no text is" if not given else f"both {' and '.join(given)} are"
-        raise InputError(f"{said} given; give one of --prompt, --text, --chat and --ids")
-    if ids is not None:
-        try:
-            return [int(part) for part in ids.split(",")], None
-        except ValueError:
-            raise InputError(f"ids '{ids:.60}' are no list of token ids; give them as in 1,2,3") from None
-    if chat is not None:
-        check_source(chat=chat)
-        return None, chat
-    if text is None:
-        return prompt, None
-    documents = read_documents(text)
-    if len(documents) > 1:
-        raise InputError(f"'{text}' holds {len(documents)} texts, and one is inspected; give a file of that one")
-    return documents[0].text, None
 
 
 def visible(text: str) -> str:

@@ -9,7 +9,7 @@ learned. `value` and `score` are the paths on which patterns are held constant, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..charts import CYCLE, DASHED, THEORY, Panel, Series, curves, level, panels, position_axis
+from ..charts import CYCLE, Panel, Series, curves, level, panels, position_axis
 from ..measure import Headline, Measure
 from ..models.view import View
 from ..results.curves import band, relative_error, rms_log_error, rms_profiles
@@ -40,9 +40,10 @@ SAID = {
 }
 CAPTION = (
     "Root mean square over prompts, geometric mean over seeds. Below 1: the theory predicts less than is measured; cut at a "
-    "factor of 2. Last panel: how far training moves away from the kernel of random matrices."
+    "factor of 2. Measured / kernel: how far training moves away from random matrices."
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
+COLUMNS = ("model", "condition", "theory", "error (%)", "shape's RMS log error", "alpha", "value path", "score path")
 HIDDEN = ("readout", "pathway", "query", "from_layer", "no_rope")
 
 
@@ -79,12 +80,17 @@ def theories(ds: xr.Dataset) -> dict[str, str]:
     return {name: f"theory_{name}" for name in SAID if f"theory_{name}" in ds}
 
 
-def _errors(ds: xr.Dataset, *, shape: bool) -> xr.DataArray:
+def _by_condition(ds: xr.Dataset, dim: str, labels: Mapping[str, str], of: Callable[[str, str], float]) -> xr.DataArray:
+    """A number of every condition and name [condition, dim]."""
+    conditions = list(map(str, ds["condition"].values))
+    values = [[of(condition, name) for name in labels] for condition in conditions]
+    return xr.DataArray(values, {"condition": conditions, dim: list(labels.values())}, ("condition", dim))
+
+
+def errors(ds: xr.Dataset, *, shape: bool) -> xr.DataArray:
     """By condition and theory: mean relative error over positions, or of the `shape`, RMS log error with a free scale."""
     if "theory_uniform" not in ds and "theory_score_path" not in ds:
         raise KeyError("theory")
-    conditions = list(map(str, ds["condition"].values))
-    names = [name for name in theories(ds) if shape or name != "cesaro"]
 
     def error(condition: str, name: str) -> float:
         predicted, curve = measured(ds, condition, f"theory_{name}"), measured(ds, condition)
@@ -93,32 +99,26 @@ def _errors(ds: xr.Dataset, *, shape: bool) -> xr.DataArray:
         seen = (curve > 0) & (predicted > 0)  # float32 rounds what is far out in a window's reach to zero
         return rms_log_error(predicted[seen], curve[seen], free_scale=True) if seen.sum() > 1 else np.nan
 
-    values = [[error(condition, name) for name in names] for condition in conditions]
-    coords = {"condition": conditions, "theory": [SAID[name] for name in names]}
-    return xr.DataArray(values, coords, ("condition", "theory"))
+    return _by_condition(ds, "theory", {name: SAID[name] for name in theories(ds) if shape or name != "cesaro"}, error)
 
 
 def shares(ds: xr.Dataset) -> xr.DataArray:
     """Mean over positions of each path's norm against the whole [condition, path]; their norms do not add."""
-    conditions, paths = list(map(str, ds["condition"].values)), ["value", "score"]
-    if "value" not in ds:
-        raise KeyError("value")
 
     def share(condition: str, path: str) -> float:
         whole = measured(ds, condition)
         return float(np.mean(measured(ds, condition, path)[whole > 0] / whole[whole > 0]))
 
-    values = [[share(condition, path) for path in paths] for condition in conditions]
-    return xr.DataArray(values, {"condition": conditions, "path": ["value path", "score path"]}, ("condition", "path"))
+    return _by_condition(ds, "path", {name: f"{name} path" for name in ("value", "score") if name in ds}, share)
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """How far the kernel is from what is measured."""
     lines = []
     for model, ds in results.items():
-        errors = _errors(ds, shape=False)
-        name = SAID["score_path"] if SAID["score_path"] in errors.theory else str(errors.theory[0].item())
-        parts = [f"{number(100 * errors.sel(theory=name, condition=c))} % ({c})" for c in errors.condition.values]
+        off = errors(ds, shape=False)
+        name = SAID["score_path"] if SAID["score_path"] in off.theory else str(off.theory[0].item())
+        parts = [f"{number(100 * off.sel(theory=name, condition=c))} % ({c})" for c in off.condition.values]
         lines.append(f"{model}: the {name} is {', '.join(parts)} off the measured profile, mean over positions.")
     return lines
 
@@ -127,7 +127,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """Errors by theory and condition, with alpha of N^L and the paths' shares."""
     rows = []
     for model, ds in results.items():
-        off, shaped, parts = _errors(ds, shape=False), _errors(ds, shape=True), shares(ds)
+        off, shaped, parts = errors(ds, shape=False), errors(ds, shape=True), shares(ds)
         for condition in shaped.condition.values:
             for theory in shaped.theory.values:
                 known = theory in off.theory.values
@@ -137,68 +137,35 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
                     [model, condition, theory, error, number(shaped.sel(theory=theory, condition=condition)), alpha]
                     + [number(parts.sel(condition=condition, path=path), ".3f") for path in parts.path.values]
                 )
-    columns = (
-        "model",
-        "condition",
-        "theory",
-        "error (%)",
-        "shape's RMS log error",
-        "alpha",
-        "value path",
-        "score path",
-    )
     title = "Theories against measured profiles"
-    return [Table(title + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results)), columns, rows)]
+    return [Table(title + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results)), COLUMNS, rows)]
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
-    """The fresh profile with theories, every theory over it, and the trained profile over its kernel."""
+    """Every theory over the fresh profile, and the profiles over the kernel of the same weights."""
 
-    def series(ds: xr.Dataset, label: str, y: np.ndarray, color: str, **look: Any) -> Series:
-        return Series(label, y, color, x=np.arange(len(y)) / max(1, len(y) - 1), **look)
-
-    def above(cell: Axes, ds: xr.Dataset) -> None:
-        condition = str(ds["condition"].values[-1]) if "init" not in ds["condition"].values else "init"
-        drawn = [series(ds, LOOKS[condition][0], measured(ds, condition), LOOKS[condition][1], width=2.2)]
-        drawn += [
-            series(ds, SAID[name], measured(ds, condition, f"theory_{name}"), color, line=DASHED)
-            for name, color in (("score_path", THEORY), ("cesaro", CYCLE[3]))
-            if name in theories(ds)
-        ]
-        curves(cell, drawn, log=True)
-        position_axis(cell)
-
-    def ratios(cell: Axes, ds: xr.Dataset) -> None:
-        condition = str(ds["condition"].values[-1]) if "init" not in ds["condition"].values else "init"
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = [
-                series(
-                    ds, SAID[name], np.clip(measured(ds, condition, variable) / measured(ds, condition), *FRAME), color
-                )
-                for (name, variable), color in zip(theories(ds).items(), CYCLE[2:], strict=False)
-            ]
-        curves(cell, drawn, log=True)
-        _framed(cell)
-
-    def departures(cell: Axes, ds: xr.Dataset) -> None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = [
-                series(ds, LOOKS[c][0], measured(ds, c) / measured(ds, c, "theory_score_path"), LOOKS[c][1])
-                for c in map(str, ds["condition"].values)
-                if "theory_score_path" in ds
-            ]
+    def draw(cell: Axes, lines: Sequence[tuple[str, np.ndarray, str]]) -> None:
+        drawn = [Series(label, y, color, x=np.arange(len(y)) / max(1, len(y) - 1)) for label, y, color in lines]
         curves(cell, drawn, log=True)
         level(cell, 1.0)
         position_axis(cell)
 
-    rows = [Panel("sensitivity", above), Panel("predicted / measured", ratios), Panel("measured / kernel", departures)]
-    return panels(results, rows, CAPTION)
+    def over(ds: xr.Dataset, condition: str, above: str, below: str) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return measured(ds, condition, above) / measured(ds, condition, below)
 
+    def ratios(cell: Axes, ds: xr.Dataset) -> None:
+        condition = str(ds["condition"].values[-1]) if "init" not in ds["condition"].values else "init"
+        named = zip(theories(ds).items(), CYCLE[2:], strict=False)
+        every = [(SAID[name], over(ds, condition, variable, "sensitivity"), color) for (name, variable), color in named]
+        draw(cell, [(label, np.clip(ratio, *FRAME), color) for label, ratio, color in every])
+        cell.set_ylim(*FRAME)
 
-def _framed(cell: Axes) -> None:
-    level(cell, 1.0)
-    cell.set_ylim(*FRAME)
-    position_axis(cell)
+    def departures(cell: Axes, ds: xr.Dataset) -> None:
+        conditions = map(str, ds["condition"].values if "theory_score_path" in ds else ())
+        draw(cell, [(LOOKS[c][0], over(ds, c, "sensitivity", "theory_score_path"), LOOKS[c][1]) for c in conditions])
+
+    return panels(results, [Panel("predicted / measured", ratios), Panel("measured / kernel", departures)], CAPTION)
 
 
 def _trial(model: View, tokens: Any) -> xr.Dataset:
@@ -213,8 +180,8 @@ MEASURE = Measure(
     units=profiles.units,
     joined=profiles.joined,
     headlines=(
-        Headline("mean relative error", partial(_errors, shape=False), form=".3f"),
-        Headline("shape's RMS log error", partial(_errors, shape=True), form=".3f"),
+        Headline("mean relative error", partial(errors, shape=False), form=".3f"),
+        Headline("shape's RMS log error", partial(errors, shape=True), form=".3f"),
         Headline("share of the norm", shares, form=".3f"),
         Headline("alpha of N^L", lambda ds: ds["alpha"], form=".3f"),
     ),

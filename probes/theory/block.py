@@ -22,14 +22,13 @@ from ..models.linear import LinearizedBlock
 from ..models.masks import contentless_patterns, sees, softmax
 from ..models.pointwise import Bare, Normalized, value_and_slope
 from ..models.view import Birth
-from ..run.memory import share_of, shares
+from ..run.memory import shares
 from ..run.precision import double, precise
 from .score_path import ScorePath
 
 Patterns = Literal["uniform", "measured"]
 
 QUADRATURE = 120  # Gauss-Hermite nodes; twice as many change a GELU's or SiLU's moments by less than 1e-12
-BAND = 64  # keys at once: a third of the products of all patterns is left, and calls do not yet count
 ROUTED = 256, 1 << 20  # least draws of a router, and numbers in all of them: moments are then within 1 to 5 %
 ANGLES = 17  # between what two positions read, from 0 to 90 degrees
 TERMS = 40  # of Hermite's series; at correlation 1 the rest is below 1e-6 of a SiLU's or GELU's second moment
@@ -136,11 +135,11 @@ class MeasuredBlock:
             path = ScorePath(block, out, inner, _direction(above.to(self.dtype)), gram.diagonal(), radial)
         for head, strength in enumerate(strengths):
             pattern, slope = self._pattern(head)
-            _add_spread(value, pattern, gram, strength)
+            value.addmm_(pattern.T, gram @ pattern, alpha=strength)
             if path is not None:
                 metric = metric if head % groups else path.metric(head // groups)
                 score += path.through(head, pattern if slope is None else pattern.mul_(slope), metric)
-        value = self._through(block.stream_norm, value.tril() + value.tril(-1).T)
+        value = self._through(block.stream_norm, value)
         if path is not None:
             inverse = block.stream_norm.inverse[0, :, 0].to(self.dtype)
             value.diagonal().addcmul_(score, inverse.pow(2), value=1 / self.width)
@@ -252,15 +251,6 @@ class BornBlock:
     def _post_scale(self, branch: Tensor) -> Tensor:
         """What a norm on the branch's output multiplies it by, where the family has one."""
         return self._norm(branch) if self.birth.spec.post_norm else torch.ones_like(branch.diagonal())
-
-
-def _add_spread(total: Tensor, pattern: Tensor, gram: Tensor, strength: float) -> None:
-    """total += strength A^T G A on and below the diagonal; what lies above is the same again, and is of no use here."""
-    band = share_of(BAND)
-    for start in range(0, len(total), band):  # no query before a key sees it
-        keys = slice(start, start + band)
-        left = gram[start:, start:] @ pattern[start:, keys]
-        total[start:, keys].addmm_(pattern[start:, start:].T, left, alpha=strength)
 
 
 def born_stream(birth: Birth, length: int, tokens: Tensor | None) -> Float[Tensor, "position position"]:

@@ -104,7 +104,7 @@ multiplied by the mean over experts, E sum_e w_ie w_ke for router logits of cova
 own part; a router's bias, 1/d of its logits' covariance, is left out. Attention is uniform: where queries and keys are
 normed (Qwen3, Gemma 3, OLMo) this is not what fresh models do.
 
-Costs in multiply-adds, per block: uniform O(T^2 f); measured 2/3 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
+Costs in multiply-adds, per block: uniform O(T^2 f); measured 2 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
 the head width (causal patterns; `score_path`).
 """
 

@@ -45,23 +45,23 @@ import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
-from ..data.chat import Chat
-from ..data.prompts import FirstToken, draw
-from ..errors import InputError, check_choice
-from ..models.checks import check_id, not_finite
-from ..models.initialization import CONFIG, Rule, check_rule
-from ..models.load import takes_model
-from ..models.view import Identity, View
-from ..results.curves import smooth_between, spearman
-from ..results.dataset import dataset, provenance
-from ..results.profiles import typical
-from ..results.ushape import PARTS, RECENCY, parts_of
-from ..results.variables import Variable
-from ..run.progress import Progress, part
-from ..run.store import Store
-from ..theory.kernel import second_moment
-from .jacobian import jacobian
-from .reading import Ids, read_prompt, token_name
+from ...data.chat import Chat
+from ...data.prompts import FirstToken, draw
+from ...errors import InputError, check_choice
+from ...models.checks import check_id, not_finite
+from ...models.initialization import CONFIG, Rule, check_rule
+from ...models.load import takes_model
+from ...models.view import Identity, View
+from ...results.curves import smooth_between, spearman
+from ...results.dataset import dataset, provenance
+from ...results.profiles import typical
+from ...results.ushape import PARTS, RECENCY, parts_of
+from ...results.variables import Variable
+from ...run.progress import Progress, part
+from ...run.store import Store
+from ...theory.kernel import second_moment
+from ..jacobian import jacobian
+from ..reading import Ids, read_prompt, token_name
 
 Baseline = Literal["init", "kernel", "text", "none"]
 
@@ -308,11 +308,6 @@ def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> 
         raise InputError(f"of '{of}' is unknown; give prediction, logits, top or a token id")
     check_id(model, of)
     return of
-
-
-def parse_of(value: str) -> str | int:
-    """Read the command line's --of: a token id in digits, else a word that `inspect` knows or refuses."""
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
 @torch.no_grad()

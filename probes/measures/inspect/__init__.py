@@ -1,0 +1,219 @@
+"""One text, token by token: which of them the next-token prediction depends on, position's own part divided out.
+
+`compute` says what is measured and what it is divided by, `reading` how a text becomes tokens. In a terminal the text is
+coloured: by which factor a token's sensitivity differs from the baseline, in steps of a factor of two to either side, blue
+below and vermillion above, a pair that colour-blind readers can tell apart, and nothing where it does not differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.style import Style
+from rich.text import Text
+
+from ... import options
+from ...charts import DOTTED, GREY, THEORY, TRAINED, Panel, Series, curves, panels
+from ...data.chat import conversations
+from ...data.documents import read_documents
+from ...data.prompts import parse_first
+from ...errors import InputError
+from ...measure import Headline, Measure
+from ...options import MOST_PRODUCTS, MOST_SEEDS, option
+from ...results.dataset import options_of
+from ...results.tables import Table, number
+from .compute import BASELINES as BASELINES
+from .compute import inspect as inspect
+
+TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return"
+EDGES = (0.25, 0.5, 0.5**0.5, 2**0.5, 2.0, 4.0)  # ratios between which a class lies; the middle one is not coloured
+LABELS = ("below 1/4", "1/4 to 1/2", "1/2 to 0.7", "0.7 to 1.4", "1.4 to 2", "2 to 4", "above 4")
+# Background of each class, a blend of the figures' blue and vermillion with white; letters on the darkest are white.
+COLORS = ("#0072b2", "#72b2d8", "#c9e2f1", None, "#fadcc5", "#f0a46c", "#d55e00")
+COLUMNS = ("model", "position", "token", "sensitivity", "baseline", "ratio", "part")
+MOST = 3  # tokens that an answer names
+CAPTION = (
+    "How much the next-token prediction depends on each token, and what the baseline says of its position, scaled to "
+    "it. Grey: sink and recency."
+)
+
+
+@dataclass(frozen=True)
+class Options(options.Options):
+    """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
+
+    Writes inspect.nc, inspect.md (every token with its numbers) and the chart. A terminal shows the text in colour. Without
+    a text an example is read.
+
+    Examples:
+      headwater inspect tiny-llama --prompt "def area(width, height): return width *"
+      headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes
+      headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact
+    """
+
+    prompt: str | None = option("What the model reads.")
+    text: Path | None = option("Instead: a file that holds it.")
+    chat: str | None = options.chat()
+    ids: str | None = option("Instead: token ids, as in 1,2,3.")
+    of: str = option(
+        "What depends on the tokens: prediction, logits, top (log p of the most probable), an id.", "prediction"
+    )
+    baseline: Literal["init", "kernel", "text", "none"] = option(
+        "What is divided out: the architecture's bias at initialization; the random-matrix baseline of the weights; "
+        "the model's mean profile over other texts; nothing.",
+        "init",
+    )
+    method: Literal["exact", "sketch"] = option("All products, or few with an error bar.", "sketch")
+    products: int | None = option("Products of the sketch; 64 if not given.", max=MOST_PRODUCTS)
+    seeds: int = option("Fresh models of the baseline init.", 3, max=MOST_SEEDS)
+    initialization: str = options.initialization()
+    first: str = options.first()
+    seed: int = options.seed()
+
+    def values(self) -> dict[str, Any]:
+        """As `inspect` takes them, files read.
+
+        Raises:
+            InputError: several texts, a file that cannot be read or holds several texts, ids that are no numbers.
+        """
+        values = {name: value for name, value in vars(self).items() if name not in ("text", "ids")}
+        values |= {"of": parse_of(self.of), "first": parse_first(self.first)}
+        sources = ("prompt", "text", "chat", "ids")
+        several = [f"--{name}" for name in sources if getattr(self, name) is not None]
+        if len(several) > 1:
+            raise InputError(f"both {' and '.join(several)} are given; give one of --prompt, --text, --chat and --ids")
+        if self.chat is not None:
+            return values | {"chat": conversations(self.chat)}
+        if self.text is not None:
+            documents = read_documents(self.text)
+            if len(documents) > 1:
+                raise InputError(
+                    f"'{self.text}' holds {len(documents)} texts, and one is inspected; give a file of that one"
+                )
+            return values | {"prompt": documents[0].text}
+        if self.ids is not None:
+            try:
+                return values | {"prompt": [int(part) for part in self.ids.split(",")]}
+            except ValueError:
+                raise InputError(f"ids '{self.ids:.60}' are no list of token ids; give them as in 1,2,3") from None
+        return values | {"prompt": TEXT if self.prompt is None else self.prompt}
+
+
+def parse_of(value: str) -> str | int:
+    """Read --of: a token id in digits, else a word that `inspect` knows or refuses."""
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else value
+
+
+def outstanding(ds: xr.Dataset) -> np.ndarray:
+    """Positions between sink and recency that have a ratio, the highest first."""
+    ratio = ds["ratio"].values
+    rest = np.flatnonzero((ds["part_of"].values == "rest") & ~np.isnan(ratio))
+    return rest[np.argsort(-ratio[rest], kind="stable")]
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """What comes next, and which tokens stand out most."""
+    lines = []
+    for model, ds in results.items():
+        tokens, ratio = ds["token"].values, ds["ratio"].values
+        first, second = (
+            ", ".join(parts)
+            for parts in (
+                [f"'{tokens[at]}' {number(ratio[at])}" for at in outstanding(ds)[:MOST]],
+                [
+                    f"'{name}' {p:.1%}"
+                    for name, p in zip(ds["next_token"].values, ds["probability"].values, strict=True)
+                ],
+            )
+        )
+        against = "" if _bare(ds) else f" times what baseline {options_of(ds)['baseline']} gives their positions"
+        lines.append(f"{model}: {first}{against} stand out most between sink and recency; next comes {second}.")
+    return lines
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """Every token with its numbers, those that stand out most first; sink and recency at the end."""
+    rows = []
+    for model, ds in results.items():
+        ahead = outstanding(ds)
+        for at in (*ahead, *np.setdiff1d(np.arange(ds.sizes["position"]), ahead)):
+            sensitivity, baseline, ratio = (number(ds[name][at]) for name in ("sensitivity", "baseline", "ratio"))
+            token, part = (str(ds[name].values[at]) for name in ("token", "part_of"))
+            rows.append([model, str(at), token, sensitivity, "-" if _bare(ds) else baseline, ratio, part])
+    return [Table("Tokens", COLUMNS, rows)]
+
+
+def color_of(ratio: float) -> tuple[str, str] | None:
+    """Background and letters of a ratio; None where it is not coloured."""
+    kind = len(EDGES) // 2 if math.isnan(ratio) else int(np.searchsorted(EDGES, ratio, side="right"))
+    ground = COLORS[kind]
+    return None if ground is None else (ground, "#ffffff" if kind in (0, len(COLORS) - 1) else "#000000")
+
+
+def colored_text(ds: xr.Dataset) -> Text:
+    """The text with its legend: tokens on their colours, the sink in brackets, the recency part underlined."""
+    shown = Text()
+    for piece, ratio, part in zip(*(ds[name].values for name in ("token", "ratio", "part_of")), strict=True):
+        ground, letters = color_of(float(ratio)) or (None, None)
+        look = Style(bgcolor=ground, color=letters, bold=part == "sink", underline=part == "recency")
+        shown.append("[" * (part == "sink"), Style(bold=True))
+        *broken, last = str(piece).split("⏎")
+        for line in broken:
+            shown.append(f"{line}⏎", look).append("\n")
+        shown.append(last, look)
+        shown.append("]" * (part == "sink"), Style(bold=True))
+    shown.append("\n\nratio ")
+    for label, edge in zip(LABELS, (0.0, *EDGES), strict=True):
+        ground, letters = color_of(edge) or (None, None)
+        shown.append(f" {label} ", Style(bgcolor=ground, color=letters))
+    return shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline")
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """Sensitivity and baseline by position, sink and recency shaded."""
+
+    def draw(cell: Axes, ds: xr.Dataset) -> None:
+        series = [Series("sensitivity", ds["sensitivity"], TRAINED)]
+        if not _bare(ds):
+            series.append(Series("baseline", ds["baseline"], THEORY, line=DOTTED))
+        curves(cell, series, log=True)
+        for part in ("sink", "recency"):
+            at = np.flatnonzero(ds["part_of"].values == part)
+            cell.axvspan(at[0] - 0.5, at[-1] + 0.5, color=GREY, alpha=0.15, linewidth=0)
+        cell.set_xlabel("position in the prompt")
+
+    return panels(results, [Panel("sensitivity of the prediction", draw, height=2.8)], CAPTION)
+
+
+def _bare(ds: xr.Dataset) -> bool:
+    """Whether it was divided by nothing."""
+    return options_of(ds)["baseline"] == "none"
+
+
+MEASURE = Measure(
+    name="inspect",
+    question="Which tokens of a text matter to the prediction, once position is divided out?",
+    compute=inspect,
+    options=Options,
+    headlines=(
+        Headline("share of the squared sensitivity", lambda ds: ds["share"], form=".1%"),
+        Headline("share of the squared baseline", lambda ds: ds["baseline_share"], form=".1%"),
+        Headline("entropy of the prediction (nats)", lambda ds: xr.DataArray(ds.attrs["entropy"])),
+        Headline("rank correlation of ratio and position", lambda ds: xr.DataArray(ds.attrs["trend"]), form=".2f"),
+    ),
+    answer=answer,
+    tables=tables,
+    chart=chart,
+    caption=CAPTION,
+    shown=colored_text,
+    prompted=False,
+    trials={"inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32)},
+)
