@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,6 @@ def edited(name: str, change: Callable[[bytes], bytes]) -> Spoil:
     return spoil
 
 
-def weights_are(change: Callable[[bytes], bytes]) -> Spoil:
-    """Other bytes in the place of the weights' file."""
-    return edited(WEIGHTS[1], change)
-
-
 def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
     """Other tensors in a sound file."""
 
@@ -42,7 +36,7 @@ def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
         change(tensors)
         return save(tensors, {"format": "pt"})
 
-    return weights_are(changed)
+    return edited(WEIGHTS[1], changed)
 
 
 def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
@@ -75,28 +69,20 @@ def without(*names: str) -> Spoil:
     return lambda here: [(here / "small" / name).unlink() for name in names]
 
 
-def index_is(content: str) -> Spoil:
-    """Weights in a file of another name, with this index."""
+def index_names(file: str) -> Spoil:
+    """Weights in a file of another name, and an index in which a tensor is in this one."""
 
     def spoil(here: Path) -> None:
         folder = here / "small"
         (folder / "model.safetensors").rename(folder / "a.safetensors")
-        (folder / "model.safetensors.index.json").write_text(content)
+        index = {"metadata": {}, "weight_map": {Q: file}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     return spoil
 
 
-def index_names(file: str) -> Spoil:
-    """An index in which a tensor is in this file."""
-    return index_is(json.dumps({"metadata": {}, "weight_map": {Q: file}}))
-
-
 def folder(name: str) -> Spoil:
     return lambda here: (here / name).mkdir()
-
-
-def pipe(name: str) -> Spoil:
-    return lambda here: os.mkfifo(here / name)
 
 
 def bomb(name: str) -> Spoil:

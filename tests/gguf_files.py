@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import probes
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt2")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 BYTES = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # printable ASCII, space and newline, as byte-level BPE has them
 MERGES = ("t h", "th e", "Ġ the", "i n", "a n", "1 2", "Ġ a")
 WHOLE = "wxyz"  # a token that no merges lead to
@@ -49,22 +49,16 @@ def write(
     architecture: str | None = None,
     sentencepiece: bool = False,
 ) -> Path:
-    """Write a model.
+    """Write a model of a family in `ARCHITECTURES`, its matrices of one type.
 
-    Args:
-        path: the file.
-        model: of a family in `ARCHITECTURES`.
-        kind: the type of all matrices.
-        keys, tensors: by name, more of them or in the place of what there is; `REMOVED` leaves one out. Keys without a dot
-            at the beginning belong to the architecture: "rope.freq_base".
-        architecture: another than llama.cpp's converter states.
-        sentencepiece: a vocabulary of that kind instead of byte-level BPE.
+    `keys` and `tensors` are more of them, or in the place of what there is; `REMOVED` leaves one out. Keys without a dot at
+    the beginning belong to the architecture: "rope.freq_base".
     """
     name = model.config.model_type
     architecture = architecture or {"mistral": "llama"}.get(name, name)
     writer = gguf.GGUFWriter(path, architecture)
     found = {f"{architecture}.{key}": value for key, value in _keys(model.config).items()}
-    found |= _sentencepiece() if sentencepiece else _byte_level(name)
+    found |= _sentencepiece() if sentencepiece else BYTE_LEVEL
     own = (f"{architecture}.", "tokenizer.", "general.", "split.")
     found |= {key if key.startswith(own) else f"{architecture}.{key}": value for key, value in keys.items()}
     for key, value in found.items():
@@ -110,25 +104,20 @@ def _as_stored(name: str, tensor: torch.Tensor, config: Any) -> torch.Tensor:
         return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
     if kind == "gemma2" and name.endswith("norm.weight"):
         return tensor + 1
-    if kind == "gpt2" and tensor.ndim == 2 and name.startswith("transformer.h."):
-        return tensor.T
     return tensor
 
 
 def _keys(config: Any) -> dict[str, Any]:
     """The architecture's keys that llama.cpp writes for this family."""
     kind = config.model_type
-    norm = "layer_norm_epsilon" if kind == "gpt2" else "layer_norm_rms_epsilon"
     found = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "feed_forward_length": 96,
         "attention.head_count": config.num_attention_heads,
-        f"attention.{norm}": float(getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon),
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
     }
-    if kind == "gpt2":
-        return found
     found["attention.head_count_kv"] = config.num_key_value_heads
     found["rope.freq_base"] = float(config.rope_parameters["rope_theta"])
     if kind in ("qwen3", "gemma2"):
@@ -141,18 +130,17 @@ def _keys(config: Any) -> dict[str, Any]:
     return found | {cap: getattr(config, cap) for cap in caps}
 
 
-def _byte_level(name: str) -> dict[str, Any]:
-    kinds = [CONTROL if n < 3 else UNUSED if "extra" in token else NORMAL for n, token in enumerate(TOKENS)]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": {"gpt2": "gpt-2"}.get(name, "qwen2"),
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": list(MERGES),
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 1,
-        "tokenizer.ggml.add_bos_token": False,
-    }
+_KINDS = [CONTROL if n < 3 else UNUSED if "extra" in token else NORMAL for n, token in enumerate(TOKENS)]
+BYTE_LEVEL: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": _KINDS,
+    "tokenizer.ggml.merges": list(MERGES),
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+    "tokenizer.ggml.add_bos_token": False,
+}
 
 
 def _sentencepiece() -> dict[str, Any]:

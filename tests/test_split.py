@@ -25,16 +25,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import probes
-from probes.errors import InputError
 from probes.models import split
 from probes.models.huggingface import HuggingFaceView
 from probes.models.view import Edit, View
 
 IDS = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(5))
+PARTS = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head")
 MAPS: dict[str, Mapping[str, str]] = {
-    "some blocks": {"": "cpu", "model.layers.1": "disk", "model.layers.2": "disk", "model.layers.5": "disk"},
+    "some blocks": dict.fromkeys(PARTS, "cpu")
+    | {f"model.layers.{n}": "disk" if n in (1, 2, 5) else "cpu" for n in range(6)},
     "everything": {"": "disk"},
-    "within a block": {"": "cpu", "model.layers.0.self_attn": "disk", "model.norm": "disk"},
+    "within a block": dict.fromkeys((*PARTS, *(f"model.layers.{n}" for n in range(1, 6))), "cpu")
+    | {"model.norm": "disk", "model.layers.0.self_attn": "disk"}
+    | {f"model.layers.0.{name}": "cpu" for name in ("mlp", "input_layernorm", "post_attention_layernorm")},
 }
 
 
@@ -56,10 +59,8 @@ def map_of(model: nn.Module, places: list[Any], rest: Any, head: Any) -> dict[st
 
 
 def dispatch(model: Any, places: Mapping[str, Any], main: Any = "cpu", folder: Path | None = None) -> Any:
-    with split.quiet():
-        accelerate.dispatch_model(
-            model, dict(places), main, offload_dir=folder, skip_keys=model._skip_keys_device_placement
-        )
+    skip = model._skip_keys_device_placement
+    accelerate.dispatch_model(model, dict(places), main, offload_dir=folder, skip_keys=skip)
     return model
 
 
@@ -170,7 +171,6 @@ def test_a_map_changes_neither_provenance_nor_numbers(name):
 
 def test_what_is_unpacked_goes_to_a_folder_given(tmp_path):
     asked: Any = {"device_map": MAPS["some blocks"]}
-    assert "give offload_folder" in families.refused(probes.load, "tiny-llama@step100", **asked)
     view = probes.load("tiny-llama@step100", **asked, offload_folder=tmp_path)
     expected = probes.load("tiny-llama@step100", device="cpu")
     assert view.offloaded
@@ -197,33 +197,17 @@ def test_policies_and_dtypes(tmp_path):
     ("options", "message"),
     [
         ({"device_map": "everywhere"}, "device_map 'everywhere' does not exist"),
-        ({"device_map": {}}, "names no module"),
-        ({"device_map": {"": "cpu", "model.layers.6": "disk"}}, "'model.layers.6', no module of this model"),
-        ({"device_map": {"model": "cpu"}}, "gives no device for 'lm_head'"),
-        ({"device_map": {"": "cpu", "lm_head": "tpu:0"}}, "puts 'lm_head' on 'tpu:0'"),
-        ({"device_map": {"": "cpu"}, "max_memory": {"cpu": 10}}, "changes nothing where device_map names"),
+        ({"device_map": {"": "cpu", "model.layers.1": "disk"}}, "'tiny-llama' cannot be loaded .*meta device"),
+        ({"device_map": {"": "tpu:0"}}, "'tiny-llama' cannot be loaded .*tpu"),
         ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "'tiny-llama' cannot be loaded .*`size`"),
         ({"offload_folder": "off"}, "goes with a device_map"),
-        ({"device_map": "auto", "device": "cpu"}, "say where the model goes"),
-        ({"device_map": "auto", "backend": "transformer_lens"}, "goes with backend transformers"),
+        ({"device_map": "auto", "device": "cpu"}, "does not go with device 'cpu'"),
+        ({"device_map": "auto", "backend": "transformer_lens"}, "does not go with backend transformer_lens"),
     ],
 )
 def test_bad_placement_is_refused_in_one_line(options, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert re.search(message, families.refused(probes.load, "tiny-llama", **options))
-
-
-def test_tied_weights_on_two_devices_are_refused_and_entries_within_entries_taken_apart():
-    tied, apart = families.model("gpt2"), families.model("gpt_neox")
-    with pytest.raises(InputError, match="are one weight"):
-        split.disjoint({"transformer": "cuda:0", "lm_head": "disk"}, tied)
-    assert split.disjoint({"transformer": "disk", "lm_head": "disk"}, tied)["lm_head"] == "disk"
-    assert split.disjoint({"gpt_neox": "cuda:0", [name for name, _ in apart.named_children()][-1]: "disk"}, apart)
-    model = families.model("llama")
-    found = split.disjoint({"": "cpu", "model.layers": "disk", "model.layers.1.mlp": "cpu"}, model)
-    assert found["model.layers.0"] == found["model.layers.1.self_attn"] == "disk"
-    assert found["model.layers.1.mlp"] == found["lm_head"] == "cpu"
-    assert not any(one != other and other.startswith(f"{one}.") for one in found for other in found)
 
 
 # ------------------------------------------------------------------------------------------------ split in memory
@@ -285,14 +269,12 @@ def test_lost_offload_folder_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float64"}, "dtype 'torch.float64' would move"),
+        ({"dtype": "float64"}, "is neither moved nor cast to cpu, torch.float64"),
         ({"backend": "transformer_lens"}, "split by accelerate, which TransformerLens"),
-        ({"device_map": "auto"}, "goes with a name or folder"),
+        ({"device_map": "auto"}, "does not go with a model in memory"),
     ],
 )
 def test_what_would_move_a_split_model_is_refused(options, message, tmp_path):
     model = on_disk("llama", tmp_path)
     assert message in families.refused(probes.load, model, **options)
     assert probes.load(model, device="cpu", dtype="float32").device == torch.device("cpu")  # where it is already
-    said = families.refused(probes.load, whole(), device_map="auto")
-    assert "device_map=auto changes nothing in a view" in said

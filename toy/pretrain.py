@@ -28,7 +28,8 @@ from torch.nn import functional
 
 from probes.data.documents import Document
 from probes.errors import InputError, reason
-from probes.models.checkpoint import check_fields, read_object
+from probes.models.checkpoint import read_object
+from probes.models.families import check_sizes
 from probes.run.files import alone, write_json
 
 from .card import write_card
@@ -345,7 +346,6 @@ def _read_config(file: Path) -> Any:
 
     try:
         fields = read_object(file)
-        check_fields(fields)
     except InputError as error:
         raise InputError(f"config '{file}' cannot be used: {error}; give a transformers config.json") from None
     model_type = fields.get("model_type")
@@ -353,6 +353,7 @@ def _read_config(file: Path) -> Any:
         raise InputError(f"config '{file}' has model_type={model_type!r}, unknown to transformers; name a known one")
     try:
         config = CONFIG_MAPPING[model_type].from_dict(fields)
+        check_sizes(config)
     except Exception as error:  # each config class checks its values in its own way
         raise InputError(f"config '{file}' is refused by transformers ({reason(error)}); mend that entry") from None
     if not isinstance(getattr(config, "vocab_size", None), int):

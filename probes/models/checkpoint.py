@@ -1,103 +1,24 @@
-"""What a checkpoint's folder says about itself, read before transformers makes anything of it.
-
-The headers of safetensors files, which name dtype and shape of every tensor, and the config alone show whether the files
-fit together. A config that asks for more than any memory holds, or an index that leads elsewhere, is refused before it is
-tried.
-"""
+"""What a checkpoint's folder holds: small JSON files, and weights in safetensors files, compressed in bundled ones."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Mapping
+import lzma
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
+from safetensors.torch import load, save
+from torch import Tensor
 
-from ..errors import InputError, reason
+from ..errors import InputError
 from ..run.files import what_is
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-POINTER, POINTER_BYTES = b"version https://git-lfs", 1024  # how git-lfs's stand-ins begin, and their greatest size
-# What the families of `probes` call the sizes that must be found among the tensors' own.
-BLOCKS = ("num_hidden_layers", "n_layer")
-WIDTHS = ("hidden_size", "n_embd", "intermediate_size", "n_inner", "vocab_size", "n_positions")
 WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
-COUNTS = ("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "max_position_embeddings")
-
-
-class Tensor(NamedTuple):
-    """One tensor as a header describes it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def check_fields(fields: Mapping[str, Any]) -> None:
-    """Check the sizes of a configuration, as far as that is possible without the weights.
-
-    Raises:
-        InputError: one is no whole number, or none of at least 1, or heads do not divide what they share.
-    """
-    for name in (*BLOCKS, *WIDTHS, *COUNTS):
-        value = fields.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"the config has {name}={json.dumps(value)[:40]}; a whole number belongs there")
-        if value < 1:
-            raise InputError(f"the config has {name}={value}; give at least 1")
-    heads, shared, width = (fields.get(name) for name in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
-    if heads and shared and heads % shared:
-        raise InputError(f"the config has num_attention_heads={heads}, which cannot share {shared} key heads evenly")
-    if heads and width and fields.get("head_dim") is None and width % heads:
-        raise InputError(f"the config has hidden_size={width}, no multiple of num_attention_heads={heads}")
-
-
-def refuse_pointers(*files: Path) -> None:
-    """Raises InputError where one of these files is what git leaves in the place of a large file that was not fetched."""
-    for file in files:
-        if what_is(file) == "file" and file.stat().st_size <= POINTER_BYTES and file.read_bytes().startswith(POINTER):
-            raise InputError(
-                f"{file.name} is a pointer of git-lfs, not the file itself; run git lfs pull in its folder"
-            )
-
-
-def refuse_adapter(folder: Path) -> None:
-    """Raises InputError where a folder holds an adapter of another model."""
-    if os.path.lexists(folder / ADAPTER):
-        raise InputError(
-            f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
-        )
-
-
-def check_weights(folder: Path) -> None:
-    """Check the headers of the weights' files, and the config's sizes against them.
-
-    Raises:
-        InputError: sizes that no tensor has; weights of whole numbers; weights that are no regular files, no safetensors,
-            or lie elsewhere; an adapter.
-    """
-    fields = read_object(folder / CONFIG)
-    refuse_adapter(folder)
-    tensors = [tensor for file in weight_files(folder) for tensor in _tensors(file)]
-    largest = max((size for tensor in tensors for size in tensor.shape), default=0)
-    if not largest:
-        return
-    for tensor in tensors:  # leftovers such as stored masks may be of any kind
-        if tensor.name.endswith(".weight") and tensor.dtype in WHOLE and "quantization_config" not in fields:
-            raise InputError(f"{tensor.name} holds whole numbers ({tensor.dtype}) instead of weights")
-    for name in BLOCKS:
-        if (value := fields.get(name)) is not None and value > len(tensors):
-            raise InputError(f"{CONFIG} has {name}={value}, and the files hold {len(tensors)} tensors in all")
-    sizes = {f"{name}={fields[name]}": fields[name] for name in WIDTHS if fields.get(name) is not None}
-    heads, size = fields.get("num_attention_heads") or 0, fields.get("head_dim") or 0
-    for what, value in (sizes | {f"{heads} heads of head_dim={size}": heads * size}).items():
-        if value > largest:
-            raise InputError(f"{CONFIG} has {what}, and no tensor in the files is larger than {largest}")
+PACKED, LAST = "packed.json", "model"
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -117,35 +38,60 @@ def read_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The weights' files, there or not: the one, or those that the index names.
+def refuse_adapter(folder: Path) -> None:
+    """Raises InputError where a folder holds an adapter of another model."""
+    if (folder / ADAPTER).exists():
+        raise InputError(
+            f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
+        )
+
+
+def refuse_codes(folder: Path) -> None:
+    """Raises InputError where weights are whole numbers, which transformers would read as if they were the weights."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - no mapping
+                kind = opened.get_slice(name).get_dtype()
+                if name.endswith(".weight") and kind in WHOLE:  # leftovers such as stored masks may be of any kind
+                    raise InputError(f"{name} holds whole numbers ({kind}) instead of weights")
+
+
+def packed(folder: Path) -> list[str] | None:
+    """The steps that a packed folder holds beside its last checkpoint; None for any other folder."""
+    if not (folder / PACKED).is_file():
+        return None
+    return [name for name in read_object(folder / PACKED)["sha256"] if name != LAST]
+
+
+def unpacked(folder: Path, name: str, step: str | None) -> dict[str, Tensor] | None:
+    """The tensors of a packed folder's checkpoint; None where the folder itself holds them as transformers reads them.
+
+    A packed folder comes with the package. It holds config and tokenizer as transformers writes them, checkpoints as
+    `NAME.safetensors.xz` ("model" is the last, the others are its steps), and `packed.json`, which has the SHA-256 of every
+    checkpoint's safetensors file and the seed that the one without a file, step 0, is drawn from. tiny-llama's last is not
+    compressed: its folder is one that transformers itself reads.
 
     Raises:
-        InputError: neither is there, or the index leads elsewhere.
+        InputError: a file or this version's random numbers do not give the weights that were trained.
     """
-    if os.path.lexists(folder / WEIGHTS):
-        return [folder / WEIGHTS]
-    if not (folder / INDEX).exists():
-        there = ", ".join(sorted(path.name for path in folder.glob("*.safetensors"))[:3])
-        raise InputError(f"there is {there}, but neither {WEIGHTS} nor {INDEX}")
-    places = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise InputError(f"{INDEX} has no weight_map from tensors to files")
-    names = sorted(set(places.values()))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise InputError(f"{INDEX} names '{name}', which is no *.safetensors file in the folder itself")
-    return [folder / name for name in names]
-
-
-def _tensors(file: Path) -> list[Tensor]:
-    """What a safetensors file says in its header."""
-    kind = what_is(file)  # a pipe would be waited for
-    if kind != "file":
-        raise InputError(f"{file.name} is {'not there' if kind == 'nothing' else 'no regular file'}")
+    if step is None and (folder / WEIGHTS).is_file():
+        return None
+    listed, file = read_object(folder / PACKED), folder / f"{step or LAST}.safetensors.xz"
     try:
-        with safe_open(file, framework="pt") as opened:
-            parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-            return [Tensor(name, str(part.get_dtype()), tuple(part.get_shape())) for name, part in parts.items()]
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{file.name} is cut short or damaged ({reason(error)}); get it again") from None
+        content = lzma.decompress(file.read_bytes()) if file.is_file() else _drawn(folder, listed["seed"])
+    except lzma.LZMAError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != listed["sha256"][step or LAST]:
+        drawn = f"there is no {file.name}, and seed {listed['seed']} draws others here"
+        why = f"{file.name} is damaged" if file.is_file() else drawn
+        raise InputError(
+            f"model '{name}{'' if step is None else f'@{step}'}' is not what was trained ({why}); install the package "
+            "again, with its tested versions"
+        )
+    return load(content)
+
+
+def _drawn(folder: Path, seed: int) -> bytes:
+    from .fresh import start_of
+
+    return save(start_of(folder, seed), metadata={"format": "pt"})

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, reason
+from ..errors import InputError
 from .view import View
 
-PAD_REMEDY = "which would be read as text; give texts of one length, or measure them one by one"
 # Of an id in a row are padding where nothing but a config's BOS or EOS says so, or custom (UNK; 0, which torch's
 # pad_sequence puts, where the tokenizer never writes it so often); else 2.
 GUESSED = 3
@@ -25,8 +24,6 @@ def check_tokens(model: View, tokens: object) -> None:
         InputError: another type, dtype or number of dimensions; no prompt; fewer than 2 positions, or more than the
             model was made for; an id outside the vocabulary; padding.
     """
-    if isinstance(tokens, Mapping):
-        check_mask(tokens.get("attention_mask"))
     if not isinstance(tokens, Tensor):
         raise InputError(f"tokens are a {type(tokens).__name__}; give a torch tensor of int64 [prompt, position]")
     if tokens.dtype != torch.int64:
@@ -55,17 +52,6 @@ def check_length(model: View, length: int, what: str, remedy: str) -> None:
         raise InputError(f"{what}, but {model.identity.name} was made for {most}; {remedy}{more}")
 
 
-def check_mask(mask: Any) -> None:
-    """Check that an attention mask hides nothing.
-
-    Raises:
-        InputError: it has zeros.
-    """
-    if mask is not None and not (shown := torch.as_tensor(mask).bool()).all():
-        row = int((~shown.reshape(len(shown), -1)).any(1).nonzero()[0])
-        raise InputError(f"attention_mask has zeros in prompt {row}: padding, {PAD_REMEDY}")
-
-
 def _check_padding(model: View, tokens: Tensor) -> None:
     """Raise InputError where a prompt begins or ends with padding, whatever the view's own tokenizer pads with.
 
@@ -80,7 +66,10 @@ def _check_padding(model: View, tokens: Tensor) -> None:
             for row, run in enumerate((ids == pad).long().cumprod(1).sum(1).tolist()):
                 if run - usual >= least:
                     pads = f"{run - usual} pad{'s' * (run - usual > 1)}"
-                    raise InputError(f"prompt {row} {edge} with {pads} (id {pad}), {PAD_REMEDY}")
+                    raise InputError(
+                        f"prompt {row} {edge} with {pads} (id {pad}), which would be read as text; "
+                        "give texts of one length, or measure them one by one"
+                    )
 
 
 def _pads(model: View) -> Iterator[tuple[int, int]]:
@@ -164,25 +153,6 @@ def first_ids(tokenizer: Any | None) -> tuple[int, ...]:
 def writes(tokenizer: Any, ids: list[int]) -> bool:
     """Whether the tokenizer makes these ids of the text that they stand for."""
     return _ids(tokenizer, tokenizer.decode(ids), special=False) == ids
-
-
-def check_tokenizer(tokenizer: Any) -> None:
-    """Check that something can be used as a tokenizer of transformers is.
-
-    Raises:
-        InputError: it cannot.
-    """
-    try:
-        for special in (True, False):
-            _ids(tokenizer, SHORT_TEXTS[0], special=special)
-        tokenizer.decode([0])
-        tokenizer.convert_ids_to_tokens(0)
-        iter(tokenizer.all_special_ids)
-    except Exception as error:  # whatever another object does with these calls
-        raise InputError(
-            f"a {type(tokenizer).__name__} is no tokenizer of transformers ({reason(error)}); give one that "
-            "AutoTokenizer.from_pretrained gives, or a folder with tokenizer.json"
-        ) from None
 
 
 def _ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:

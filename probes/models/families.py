@@ -310,6 +310,23 @@ def family_of(config: Any) -> Family:
     return FAMILIES[kind]
 
 
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+def check_sizes(config: Any) -> None:
+    """Refuse sizes that transformers takes and no model can be made of.
+
+    Raises:
+        InputError: one is not at least 1, or heads do not share keys evenly.
+    """
+    for name in SIZES:
+        if isinstance(value := getattr(config, name, None), int) and value < 1:
+            raise InputError(f"the config has {name}={value}; give at least 1")
+    heads, keys = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if heads and keys and heads % keys:
+        raise InputError(f"the config has num_attention_heads={heads}, which cannot share {keys} key heads evenly")
+
+
 def rope_types(config: Any) -> set[str]:
     """Rules by which a configuration makes its rotations: one, or one for each kind of block."""
     rules = getattr(config, "rope_parameters", None) or {}

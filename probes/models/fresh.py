@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..errors import InputError, reason
-from .checkpoint import check_fields
 from .families import SINK_LOGITS, family_of, spec_of
 from .initialization import ASSUMED, CONFIG, KINDS, Initialization, Rule, by_depth, resolve
 from .view import Birth
@@ -25,37 +24,19 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
     Raises:
         InputError: no such rule.
     """
-    blocks, width = config.num_hidden_layers, config.hidden_size
     if rule != CONFIG:
-        return resolve(rule, blocks, width)
+        return resolve(rule, config.num_hidden_layers, config.hidden_size)
     default: Any = AutoConfig.for_model(config.model_type).initializer_range
-    sigma, by_family = (
-        config.initializer_range or default,
-        family_of(config).depth_scaled,
-    )  # 0 is as if nothing were said
-    # What the configuration's file does not say is the library's.
-    unsaid = sigma == default and (getattr(config, ASSUMED, False) or not config.initializer_range)
-    stated = " of the config" + (", also transformers' default" if sigma == default else "")
-    source = ", transformers' default: the config names none" if unsaid else stated
-    source += "; output and down projections divided by sqrt(2L)" if by_family else ""
-    deviations: dict[str, float] = by_depth(sigma)(blocks, width) if by_family else dict.fromkeys(KINDS, sigma)
-    return Initialization(
-        CONFIG, "default" if unsaid else "config", f"initializer_range {sigma:g}{source}", **deviations
-    )
-
-
-def check_sizes(config: Any) -> None:
-    """Refuse what transformers would take and no model can be made of, or none with fresh weights.
-
-    Raises:
-        InputError: a size that is not positive, heads that do not share keys evenly, or no initializer range.
-    """
-    family_of(config)
-    check_fields(config.to_dict())
-    if not (config.initializer_range or 0) > 0:
-        raise InputError(
-            f"the config has initializer_range={config.initializer_range}; give a positive number, as 0.02"
-        )
+    sigma, stated = config.initializer_range or default, bool(config.initializer_range)  # 0 is as if nothing were said
+    if sigma == default and (getattr(config, ASSUMED, False) or not stated):
+        source = ", transformers' default: the config names none"
+    else:
+        source = " of the config" + (", also transformers' default" if sigma == default else "")
+    deviations: dict[str, float] = dict.fromkeys(KINDS, sigma)
+    if family_of(config).depth_scaled:
+        source += "; output and down projections divided by sqrt(2L)"
+        deviations = by_depth(sigma, config.num_hidden_layers)
+    return Initialization(f"initializer_range {sigma:g}{source}", **deviations)
 
 
 def _made(config: Any) -> Any:
@@ -112,7 +93,7 @@ def birth_of(config: Any, rule: Initialization) -> Birth:
         eps=norm.eps,
         parallel=parts.parallel,
         pre_norm=parts.attention_norm is not None,
-        initialization=str(rule),
+        initialization=rule.name,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .checkpoint import weight_files
+from .checkpoint import INDEX, WEIGHTS, read_object
 
 PATIENCE = 10  # seconds that the hub has to answer
 FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
@@ -19,35 +19,25 @@ def folder_of(source: str, revision: str | None) -> Path:
         InputError: this is no hub id, the hub knows no such model or revision, or it does not answer.
     """
     import huggingface_hub
-    from huggingface_hub.errors import (
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
-    options: dict[str, Any] = {
-        "revision": revision,
-        "allow_patterns": FETCHED,
-        "ignore_patterns": "*/*",
-        "etag_timeout": PATIENCE,
-    }
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCHED, "ignore_patterns": "*/*"}
     missing = "is not in the local cache"
     try:
         folder = Path(huggingface_hub.snapshot_download(source, local_files_only=True, **options))
         if _whole(folder):
             return folder
         missing = "is in the local cache without its weights"
-    except HFValidationError:
+    except errors.HFValidationError:
         raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
-    except LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError:
         pass
     try:
         huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
-        return Path(huggingface_hub.snapshot_download(source, **options))
-    except RevisionNotFoundError:
+        return Path(huggingface_hub.snapshot_download(source, etag_timeout=PATIENCE, **options))
+    except errors.RevisionNotFoundError:
         raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
     except Exception as error:  # whatever the network does
         raise InputError(
@@ -57,8 +47,7 @@ def folder_of(source: str, revision: str | None) -> Path:
 
 
 def _whole(folder: Path) -> bool:
-    """Whether all files of the weights are there."""
-    try:
-        return all(file.exists() for file in weight_files(folder))
-    except InputError:
-        return False
+    """Whether all files of the weights are there, as a fetch that was stopped leaves them not."""
+    index = folder / INDEX
+    names = read_object(index)["weight_map"].values() if index.exists() else [WEIGHTS]
+    return all((folder / name).exists() for name in names)

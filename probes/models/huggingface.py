@@ -176,7 +176,7 @@ class HuggingFaceView(Watched):
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            initialization=None if self.initialization is None else str(self.initialization),
+            initialization=None if self.initialization is None else self.initialization.name,
             weights_file=self._described.weights_file,
         )
 

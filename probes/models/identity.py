@@ -59,10 +59,7 @@ def _plain(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         keys = value.__tensor_flatten__()[0]
         for key in keys:
             yield from _plain(f"{name}.{key}" if len(keys) > 1 else name, getattr(value, key))
-    elif isinstance(value, Tensor) and value.is_quantized:
-        per_channel = value.qscheme() in (torch.per_channel_affine, torch.per_channel_affine_float_qparams)
-        yield f"{name}.codes", value.int_repr()
-        yield f"{name}.scale", value.q_per_channel_scales() if per_channel else torch.tensor(value.q_scale())
-        yield f"{name}.zero", value.q_per_channel_zero_points() if per_channel else torch.tensor(value.q_zero_point())
+    elif isinstance(value, Tensor) and value.is_quantized:  # of torch's own quantized layers
+        yield name, value.dequantize()
     elif isinstance(value, Tensor):
         yield name, value

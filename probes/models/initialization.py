@@ -12,10 +12,8 @@ Entries are independent, normal and of mean zero under every rule here; no recip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from ..errors import InputError
 
@@ -26,25 +24,19 @@ ASSUMED = "initializer_range_assumed"  # set on a configuration whose file holds
 # usual 0.02, attention has long picked a single key everywhere.
 SMALLEST, LARGEST = 1e-6, 10.0
 
-Standing = Literal["published", "config", "default", "given"]
-
 
 @dataclass(frozen=True)
 class Initialization:
-    """Standard deviations of fresh weights by kind of matrix, with where they come from.
+    """Standard deviations of fresh weights by kind of matrix, under a name that results and captions have.
 
     `embedding` is that of the matrix as it is stored, before a family scales what it looks up; `unembedding` counts only
     where it is a matrix of its own, `positions` only where positions are learned, `gate` only in gated feed-forwards.
-    `standing` says whether the rule was published for a model, is what the configuration itself says, is the library's
-    default because the configuration says nothing, or was given by the caller. As text it is what results and captions say.
 
     Raises:
         InputError: a deviation that is not between `SMALLEST` and `LARGEST`.
     """
 
     name: str
-    standing: Standing
-    source: str
     embedding: float
     positions: float
     q: float
@@ -66,56 +58,41 @@ class Initialization:
                 )
 
     def __str__(self) -> str:
-        if self.standing == "published":
-            return f"{self.name} (published: {self.source})"
-        return self.name if self.standing == "given" else self.source
+        return self.name
 
 
 Rule: TypeAlias = str | int | float | Initialization
-Scheme: TypeAlias = Callable[[int, int], dict[str, float]]  # (blocks, width) -> deviation by kind
 
 
-def by_depth(sigma: float, **others: float) -> Scheme:
+def by_depth(sigma: float, blocks: int, **others: float) -> dict[str, float]:
     """One deviation, but what writes to the residual stream, twice per block, is divided by sqrt(2L): GPT-2's scheme."""
-
-    def scheme(blocks: int, width: int) -> dict[str, float]:
-        into_stream = sigma / math.sqrt(2 * blocks)
-        return dict.fromkeys(KINDS, sigma) | {"o": into_stream, "down": into_stream} | others
-
-    return scheme
+    into_stream = sigma / math.sqrt(2 * blocks)
+    return dict.fromkeys(KINDS, sigma) | {"o": into_stream, "down": into_stream} | others
 
 
-def _small_and_wang(blocks: int, width: int) -> dict[str, float]:
-    """GPT-NeoX's "small_init" (Nguyen and Salazar, arXiv 1910.05895) and, into the stream, "wang_init" (GPT-J)."""
-    into_stream = 2 / (blocks * math.sqrt(width))
-    return dict.fromkeys(KINDS, math.sqrt(2 / (5 * width))) | {"o": into_stream, "down": into_stream}
+def published(blocks: int, width: int) -> dict[str, tuple[str, dict[str, float]]]:
+    """The rules that models' makers published: where, and the deviations for a model of that depth and width.
 
-
-class Published(NamedTuple):
-    """A rule that a model's makers published, and where."""
-
-    source: str
-    scheme: Scheme
-
-
-# nanotron's RandomInit draws embeddings and column-parallel matrices (q, k, v, gate, up, unembedding) with `init_method.std`
-# and row-parallel ones (output, down) with std / sqrt(2L).
-_SMOLLM2 = "huggingface/smollm, config_smollm2_{}.yaml; huggingface/nanotron, StandardParametrizator"
-
-PUBLISHED: Mapping[str, Published] = MappingProxyType(
-    {
-        "smollm2-135m": Published(_SMOLLM2.format("135M"), by_depth(1 / 24)),
-        "smollm2-360m": Published(_SMOLLM2.format("360M"), by_depth(0.03227)),
-        "smollm2-1.7b": Published(_SMOLLM2.format("1B"), by_depth(0.02)),
-        "qwen2.5": Published(
-            "Qwen/Qwen2.5-0.5B, config.json; the training program is not public",
-            lambda blocks, width: dict.fromkeys(KINDS, 0.02),
-        ),
-        # 1/sqrt(2L) is in the paper (Radford et al. 2019, section 2.3), the rest in the program.
-        "gpt2": Published("openai/gpt-2, src/model.py, and the paper", by_depth(0.02, positions=0.01)),
-        "pythia": Published("EleutherAI/pythia, models/*.yml; EleutherAI/gpt-neox, init_functions.py", _small_and_wang),
+    nanotron's RandomInit draws embeddings and column-parallel matrices (q, k, v, gate, up, unembedding) with
+    `init_method.std` and row-parallel ones (output, down) with std / sqrt(2L). GPT-2's 1/sqrt(2L) is in the paper (Radford
+    et al. 2019, section 2.3), the rest in the program. Pythia's are GPT-NeoX's "small_init" (Nguyen and Salazar, arXiv
+    1910.05895) and, into the stream, "wang_init" (GPT-J).
+    """
+    smollm2 = "huggingface/smollm, config_smollm2_{}.yaml; huggingface/nanotron, StandardParametrizator"
+    small_init, wang_init = math.sqrt(2 / (5 * width)), 2 / (blocks * math.sqrt(width))
+    pythia = dict.fromkeys(KINDS, small_init) | {"o": wang_init, "down": wang_init}
+    qwen = "Qwen/Qwen2.5-0.5B, config.json; the training program is not public"
+    return {
+        "smollm2-135m": (smollm2.format("135M"), by_depth(1 / 24, blocks)),
+        "smollm2-360m": (smollm2.format("360M"), by_depth(0.03227, blocks)),
+        "smollm2-1.7b": (smollm2.format("1B"), by_depth(0.02, blocks)),
+        "qwen2.5": (qwen, dict.fromkeys(KINDS, 0.02)),
+        "gpt2": ("openai/gpt-2, src/model.py, and the paper", by_depth(0.02, blocks, positions=0.01)),
+        "pythia": ("EleutherAI/pythia, models/*.yml; EleutherAI/gpt-neox, init_functions.py", pythia),
     }
-)
+
+
+PUBLISHED = tuple(published(1, 1))
 
 
 def resolve(rule: Rule, blocks: int, width: int) -> Initialization:
@@ -127,9 +104,9 @@ def resolve(rule: Rule, blocks: int, width: int) -> Initialization:
     if isinstance(rule, Initialization):
         return rule
     if isinstance(rule, str) and rule in PUBLISHED:
-        source, scheme = PUBLISHED[rule]
-        return Initialization(rule, "published", source, **scheme(blocks, width))
-    return Initialization(f"uniform {rule}", "given", "the caller", **dict.fromkeys(KINDS, _number(rule)))
+        source, deviations = published(blocks, width)[rule]
+        return Initialization(f"{rule} (published: {source})", **deviations)
+    return Initialization(f"uniform {rule}", **dict.fromkeys(KINDS, _number(rule)))
 
 
 def check_rule(rule: Rule) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +15,9 @@ from ..errors import InputError, check_choice, reason
 from ..run.hardware import named
 from ..run.precision import left
 from ..run.processes import launched, local_number
-from .checks import check_mask, check_tokenizer
-from .families import family_of
+from .checkpoint import CONFIG as CONFIG_FILE
+from .checkpoint import read_object
+from .families import check_sizes, family_of
 from .gguf import is_gguf
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
@@ -62,8 +62,8 @@ def load(
         tokenizer: in the place of the model's own, and for models in memory, which have none; or a folder that has one.
         trust_remote_code: run modelling code that comes with the checkpoint. Off unless asked for.
         device_map: in the place of `device`, for names and folders: "auto", "balanced", "balanced_low_0", "sequential"
-            (accelerate finds devices), or devices by module ("model.layers.0": "cuda:0"; "" for the rest). On "cpu" or
-            "disk" beside an accelerator, weights wait there until their module runs.
+            (accelerate finds devices), or devices by module ("model.layers.0": "cuda:0"), none inside another. On
+            "cpu" or "disk" beside an accelerator, weights wait there until their module runs.
         max_memory: with a policy of accelerate's: bytes, or a size as "10GiB", by accelerator's number and "cpu".
         offload_folder: for weights on disk that cannot be read from the checkpoint as they are.
         beyond: take texts longer than the model was made for (`max_position_embeddings`).
@@ -71,38 +71,39 @@ def load(
     Raises:
         InputError: the source cannot be found, reached, read or is of an unsupported family; weights are missing, of the
             wrong shape, not finite, or not in safetensors; a GGUF file is damaged or states what cannot be followed; an
-            option has an unknown value, or comes with a view; a device map has an unknown
-            module or device or leaves weights out, or a split model would have to be moved; `beyond` with learned
-            positions.
+            option has an unknown value, or comes with a view; a device map cannot be followed, or a split model would
+            have to be moved; `beyond` with learned positions.
     """
-    from .split import placement
-
     check_choice("backend", backend, get_args(Backend))
     check_choice("dtype", dtype, ("auto", *DTYPES))
     if isinstance(source, View):
-        options: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision, "tokenizer": tokenizer}
-        options |= {"device_map": device_map, "beyond": beyond or None}
-        for option, value in options.items():
-            if value is not None and (option == "device_map" or value != "auto"):
-                raise InputError(
-                    f"{option}={value!s:.40} changes nothing in a view, which is there already; leave it out"
-                )
+        options = {"device": device != "auto", "dtype": dtype != "auto", "beyond": beyond, "device_map": device_map}
+        for option, value in (options | {"revision": revision, "tokenizer": tokenizer}).items():
+            if value:
+                raise InputError(f"{option} changes nothing in a view, which is there already; leave it out")
         return source
+    from transformers import PreTrainedTokenizerBase
+
+    from .split import placement
+
     named_source = isinstance(source, (str, os.PathLike))
     split = placement(device_map, max_memory, offload_folder)
-    if split is not None and backend == "transformer_lens":
-        raise InputError(f"device_map={device_map!s:.60} goes with backend transformers; leave one of the two out")
-    if split is not None and device != "auto":
-        raise InputError(f"device '{device}' and device_map={device_map!s:.60} say where the model goes; give one")
-    if split is not None and not named_source:
-        raise InputError(
-            f"device_map={device_map!s:.60} goes with a name or folder; split a model in memory by accelerate.dispatch_model"
-        )
+    beside = {
+        f"device '{device}'": device != "auto",
+        "backend transformer_lens": backend == "transformer_lens",
+        "a model in memory, which accelerate.dispatch_model splits": not named_source,
+    }
+    for what, there in beside.items() if split is not None else ():
+        if there:
+            raise InputError(f"device_map={device_map!s:.60} does not go with {what}; leave one of the two out")
     place = None if device == "auto" else named(device)
     if isinstance(tokenizer, (str, os.PathLike)):
         tokenizer = read_tokenizer(tokenizer)
-    if tokenizer is not None:
-        check_tokenizer(tokenizer)
+    if not isinstance(tokenizer, (PreTrainedTokenizerBase, type(None))):
+        raise InputError(
+            f"a {type(tokenizer).__name__} is no tokenizer of transformers; give one that AutoTokenizer.from_pretrained "
+            "gives, or a folder with tokenizer.json"
+        )
     if not named_source:
         return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
     named_model = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer))
@@ -128,17 +129,15 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
         InputError: nothing of that kind, a family that is not supported, or no such rule.
     """
     from .fresh import birth_of, initialization_of
-    from .huggingface import HuggingFaceView
 
     if isinstance(config, Birth):
         if initialization is not None:
             raise InputError(f"initialization '{initialization!s:.40}' changes nothing in a Birth; leave it out")
         return config
     if initialization is None:
-        drawn = config.initialization if isinstance(config, HuggingFaceView) else None
-        initialization = CONFIG if drawn is None else drawn
+        initialization = getattr(config, "initialization", None)
     described = _configuration(config)
-    return birth_of(described, initialization_of(described, initialization))
+    return birth_of(described, initialization_of(described, CONFIG if initialization is None else initialization))
 
 
 @left
@@ -187,51 +186,57 @@ def fresh(
 
 def _configuration(config: Any) -> Any:
     """A transformers configuration from whatever describes one, of a model that can be made."""
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import PreTrainedConfig
 
-    from .fresh import check_sizes
     from .huggingface import HuggingFaceView
 
-    if isinstance(config, PreTrainedConfig):
-        check_sizes(config)
-        return config
-    from_file, fields = isinstance(config, (str, os.PathLike)), config
-    if isinstance(config, HuggingFaceView):
-        fields = json.loads(config.identity.config)
-    elif from_file:
+    described = config._model.config if isinstance(config, HuggingFaceView) else config
+    if isinstance(config, (str, os.PathLike)):
         path = located(os.fspath(config))
         if is_gguf(path):
             from .gguf.config import config_of
             from .gguf.header import read_header
 
             return config_of(read_header(path))
-        file = path / "config.json" if path.is_dir() else path
         try:
-            fields = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            described = _from_fields(read_object(path / CONFIG_FILE if path.is_dir() else path))
+        except InputError as error:
             raise InputError(
-                f"config '{config}' cannot be read ({type(error).__name__}); "
+                f"config '{config}' cannot be used: {error}; "
                 f"give a config.json, a folder with one, or a bundled name ({', '.join(bundled())})"
             ) from None
-    if not isinstance(fields, Mapping):
+    elif isinstance(config, Mapping):
+        described = _from_fields(config)
+        # transformers takes any name without a word; files have fields of other origin, too
+        plain = type(described)()
+        known = {*plain.to_dict(), *OTHER_FIELDS}
+        unknown = next((name for name in config if name not in known and not hasattr(plain, name)), None)
+        if unknown is not None:
+            raise InputError(f"a {described.model_type} config has no field '{unknown}'; check its spelling")
+    if not isinstance(described, PreTrainedConfig):
         raise InputError(
-            f"cannot read a {type(fields).__name__} as a config; give a transformers config or config.json"
+            f"cannot read a {type(config).__name__} as a config; give a transformers config or config.json"
         )
-    kind = fields.get("model_type")
-    if not isinstance(kind, str):
-        raise InputError("the config names no model_type; give a transformers config.json")
+    family_of(described)
+    check_sizes(described)
+    if not (described.initializer_range or 0) > 0:
+        raise InputError(
+            f"the config has initializer_range={described.initializer_range}; give a positive number, as 0.02"
+        )
+    return described
+
+
+def _from_fields(fields: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    kind = str(fields.get("model_type"))
     family_of(kind)
     try:
-        described, plain = AutoConfig.for_model(**fields), AutoConfig.for_model(kind)
+        described = AutoConfig.for_model(**fields)
     except Exception as error:  # transformers checks fields with errors of several libraries
         raise InputError(f"the {kind} config is refused by transformers ({reason(error)}); check it") from None
     if "initializer_range" not in fields:
         setattr(described, ASSUMED, True)
-    known = {*plain.to_dict(), *OTHER_FIELDS}
-    unknown = sorted(name for name in fields if not hasattr(plain, name) and name not in known)
-    if unknown and isinstance(config, Mapping):  # files have fields of other origin, too
-        raise InputError(f"a {kind} config has no field '{unknown[0]}'; check its spelling")
-    check_sizes(described)
     return described
 
 
@@ -254,7 +259,7 @@ def _from_memory(
     from transformers import PreTrainedModel
 
     from .shadow import unwrapped
-    from .split import is_split, weights
+    from .split import execution_device, is_split, weights
     from .structure import keeps_state, moved, structure
 
     source = caller = unwrapped(source)
@@ -263,7 +268,6 @@ def _from_memory(
         raise InputError(
             f"cannot load a {kind}; give a name, a folder, a transformers model, a TransformerBridge or a view"
         )
-    wanted, parameter = DTYPES.get(dtype), next(source.parameters())
     if not all(weight.there for weight in weights(source)):
         raise InputError(f"the {kind} has no weights (device meta); load them before it is measured")
     # A bridge is what TransformerLens runs, whatever the default says.
@@ -272,17 +276,17 @@ def _from_memory(
         from .lens import refuse_split
 
         refuse_split(source)
-    whole = not is_split(source)
-    moves = (place is not None and place != parameter.device) or (wanted is not None and wanted != parameter.dtype)
-    if moves and (fixed := next((name for name, x in source.named_parameters() if keeps_state(x)), None)) is not None:
+    here, parameter = execution_device(source), next(source.parameters())
+    place, wanted = place or here, DTYPES.get(dtype, parameter.dtype)
+    moves = (place, wanted) != (here, parameter.dtype)
+    if moves and (is_split(source) or any(map(keeps_state, source.parameters()))):
         raise InputError(
-            f"the {kind} is quantized ({fixed}), and is neither moved nor cast to {place or wanted}; "
-            "leave device and dtype out, or load it with them"
+            f"the {kind} is split or quantized, and is neither moved nor cast to {place}, {wanted}; leave device and dtype "
+            "out, or load its folder with them"
         )
-    if moves and whole:
-        target = place or parameter.device
-        source = structure(source, partial(moved, target, wanted or parameter.dtype))
-        source.to(target)  # a bridge takes note of it
+    if moves:
+        source = structure(source, partial(moved, place, wanted))
+        source.to(place)  # a bridge takes note of it
     if is_bridge:
         from .lens import LensView
 
@@ -291,12 +295,6 @@ def _from_memory(
         name = source.config.name_or_path or f"in-memory {source.config.model_type}"
         view = _view(Found(source, tokenizer, name, revision), backend, own=moves, beyond=beyond)
     check_finite(view.stored(), kind)
-    for asked, actual, option in ((place, view.device, "device"), (wanted, view.dtype, "dtype")):
-        if asked is not None and asked != actual:
-            raise InputError(
-                f"{option} '{asked}' would move a {kind} that accelerate has split; "
-                "leave it out, or load the checkpoint's folder"
-            )
     if not (moves or (lens and not is_bridge)):  # weights of its own
         view.follow(caller)
     return view
@@ -320,15 +318,11 @@ Returned = TypeVar("Returned")
 
 
 def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callable[Concatenate[Any, Rest], Returned]:
-    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory.
-
-    It also takes an attention mask that hides nothing.
-    """
+    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory."""
 
     @wraps(function)
     @left
     def call(*args: Any, **kwargs: Any) -> Any:
-        check_mask(kwargs.pop("attention_mask", None))
         if not args and "model" not in kwargs:
             return function(**kwargs)  # type: ignore[call-arg]
         view = _taken(args[0] if args else kwargs.pop("model"))

@@ -5,9 +5,6 @@ Weights are read from safetensors and GGUF alone, and code that a repository bri
 
 from __future__ import annotations
 
-import hashlib
-import json
-import lzma
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,13 +16,12 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
-from .checkpoint import CONFIG, WEIGHTS, check_fields, check_weights, read_object, refuse_adapter, refuse_pointers
-from .families import family_of
+from .checkpoint import CONFIG, packed, read_object, refuse_adapter, refuse_codes, unpacked
+from .families import check_sizes, family_of
 from .gguf import SUFFIX, is_gguf
 from .identity import Stored, stored
 from .initialization import ASSUMED
@@ -33,7 +29,6 @@ from .initialization import ASSUMED
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-FETCHED = (".json", ".safetensors", ".model", ".txt", ".jinja")  # files of a folder that a model is made of
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 DEQUANTIZED = ("fp8", "mxfp4")  # of which transformers makes plain weights on request, scales applied
@@ -51,7 +46,7 @@ class Reading:
 
     dtype: DType = "auto"
     trust: bool = False
-    split: Mapping[str, Any] | None = None  # as `split.placement` gives it
+    split: Mapping[str, Any] | None = None  # as `split.placement` gives it, for transformers
     tokenizer: Any = None
 
     @property
@@ -78,16 +73,13 @@ def located(name: str) -> Path:
     """Where a model of that name is on this machine: a bundled one's folder, a packaged one's file, or the path itself.
 
     Raises:
-        InputError: a packaged model's package is not installed, or the path begins in a home folder that is not there.
+        InputError: a packaged model's package is not installed.
     """
     if name in bundled():
         return CHECKPOINTS / name
     if name in PACKAGED:
         return _packaged(name)
-    try:
-        return Path(name).expanduser()
-    except RuntimeError:  # no such user
-        raise InputError(f"model folder '{name}' does not exist; there is no such home folder") from None
+    return Path(os.path.expanduser(name))  # Path's own raises where there is no such user
 
 
 def _packaged(name: str) -> Path:
@@ -115,8 +107,6 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
         if revision not in (None, suffix):
             raise InputError(f"'{source}@{suffix}' and revision '{revision}' name two revisions; give one")
         revision = suffix
-    if not source:
-        raise InputError("the model's name is empty; give a bundled name, a folder or a hub id")
     path = located(source)
     kind = what_is(path)
     if is_gguf(path):
@@ -129,12 +119,9 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
         name = source if source in bundled() else path.resolve().name
         return _from_folder(path, name, revision, how)
     if kind != "nothing":
-        what = "a file" if kind == "file" else "a pipe or a device"
-        raise InputError(f"'{source}' is {what}, no folder and no GGUF file; {GIVE}")
-    if source.lower().endswith(SUFFIX):
-        raise InputError(f"GGUF file '{source}' does not exist; check the path")
-    if source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise InputError(f"model folder '{source}' does not exist; {GIVE}")
+        raise InputError(f"'{source}' is no folder and no GGUF file; {GIVE}")
+    if source.lower().endswith(SUFFIX) or source.startswith((".", "/", "~")) or source.count("/") > 1:
+        raise InputError(f"model '{source}' does not exist; {GIVE}")
     if "/" not in source:
         raise InputError(
             f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
@@ -143,6 +130,7 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
     from .hub import folder_of
 
     folder = folder_of(source, revision)
+    refuse_adapter(folder)
     return Found(*_read(folder, how, source), source, folder.name)
 
 
@@ -192,21 +180,18 @@ def read_tokenizer(path: str | os.PathLike[str]) -> Any:
 
 
 def _from_folder(folder: Path, name: str, revision: str | None, how: Reading) -> Found:
-    steps = packed(folder)
-    if steps is not None:
-        if revision not in (None, *steps):
-            raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps)}")
+    steps = compressed = packed(folder)
+    if steps is None:
+        steps = sorted((path.parent.name for path in folder.glob("*/config.json")), key=lambda step: (len(step), step))
+    if revision not in (None, *steps):
+        raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
+    if compressed is not None:
         model, tokenizer = _read(folder, how, name, unpacked(folder, name, revision))
         model.config.name_or_path = str(folder)
         return Found(model, tokenizer, name, revision)
-    if revision is not None:
-        steps = sorted((path.parent.name for path in folder.glob("*/config.json")), key=lambda step: (len(step), step))
-        if revision not in steps:
-            raise InputError(f"'{name}' has no revision '{revision}'; it has {', '.join(steps) or 'none'}")
-        folder = folder / revision
-    refuse_pointers(*(folder / file for file in sorted(os.listdir(folder)) if Path(file).suffix in FETCHED))
+    folder = folder / (revision or ".")
+    refuse_adapter(folder)
     if not (folder / CONFIG).is_file():
-        refuse_adapter(folder)
         files = sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
         instead = f"its file {files[0]} itself" if files else "a checkpoint in transformers' format"
         raise InputError(f"folder '{folder}' has no config.json; give {instead}")
@@ -224,11 +209,12 @@ def _read(folder: Path, how: Reading, name: str, tensors: dict[str, Tensor] | No
     with _quiet():
         with _refusing(name):
             fields = read_object(folder / CONFIG)
-            _check_config(fields)
+            if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
+                family_of(str(fields.get("model_type")))
             config = AutoConfig.from_pretrained(folder, trust_remote_code=how.trust)
-            family_of(config)
-            if tensors is None:
-                check_weights(folder)
+            check_sizes(config)
+            if tensors is None and "quantization_config" not in fields:
+                refuse_codes(folder)
         if "initializer_range" not in fields:
             setattr(config, ASSUMED, True)
         model = _model(config, how, name, folder if tensors is None else tensors)
@@ -244,28 +230,18 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
     """The model of a configuration with the weights of a folder, or with these."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-    from .split import disjoint
     from .structure import keeps_state
 
     quantized, where = getattr(config, "quantization_config", None), dict(how.split or {})
     with _refusing(name):
         if isinstance(quantized, dict) and quantized.get("quant_method") in DEQUANTIZED:
             quantized["dequantize"] = True
-        if isinstance(where.get("device_map"), Mapping):
-            with torch.device("meta"):
-                structure = AutoModelForCausalLM.from_config(config, trust_remote_code=how.trust)
-            where["device_map"] = disjoint(where["device_map"], structure)
-            on_disk = "disk" in where["device_map"].values()
-            if on_disk and not isinstance(source, Path) and "offload_folder" not in where:
-                raise InputError(
-                    "what is unpacked while it is read goes to disk in a folder of its own; give offload_folder"
-                )
         kind: Any = AutoModelForCausalLM
         if isinstance(source, Path):
             where |= {"trust_remote_code": how.trust}
         else:
             kind, where = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], where | {"state_dict": source}
-        loaded = kind.from_pretrained(
+        model, loading = kind.from_pretrained(
             source if isinstance(source, Path) else None,
             config=config,
             dtype=how.torch_dtype,
@@ -274,16 +250,16 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
             output_loading_info=True,
             **where,
         )
-    model, loading = loaded
     wrong = sorted([*loading["missing_keys"], *(str(key[0]) for key in loading["mismatched_keys"])])
     written = " ".join(config.architectures or ())
     if wrong == ["lm_head.weight"] and written and not any(kind in written for kind in WITH_HEAD):
         model.lm_head, wrong = None, []  # a decoder, or a classifier
     unread = _unread(model, loading["unexpected_keys"])
-    if wrong or unread:
-        extra = f"has {len(unread)} weights that its config has no place for ({unread[0]})" if unread else ""
-        lacks = f"lacks {len(wrong)} of its weights, or has them in another shape ({wrong[0]})" if wrong else ""
-        raise InputError(f"model '{name}' {lacks or extra}; the files do not fit the config")
+    for what, names in (("lacks, or has in another shape", wrong), ("has, without a place in its config,", unread)):
+        if names:
+            raise InputError(
+                f"model '{name}' {what} {len(names)} weights ({names[0]}); the files do not fit the config"
+            )
     for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
         if parameter.is_floating_point() and not keeps_state(parameter):
             parameter.data = parameter.data.to(how.torch_dtype)
@@ -304,16 +280,10 @@ def _refusing(name: str) -> Iterator[None]:
                 f"model '{name}' brings code of its own, which is not run; "
                 "read it, then call probes.load with trust_remote_code=True"
             ) from None
-        raise InputError(f"model '{name}' cannot be loaded ({reason(error)}); check its files") from None
-
-
-def _check_config(fields: Mapping[str, Any]) -> None:
-    kind = fields.get("model_type")
-    if not isinstance(kind, str):
-        raise InputError(f"config.json has model_type={json.dumps(kind)[:40]}; a family's name belongs there")
-    if "auto_map" not in fields:  # a family of its own: transformers asks for the permission to run its code
-        family_of(kind)
-    check_fields(fields)
+        raise InputError(
+            f"model '{name}' cannot be loaded ({reason(error)}); check its files, or get them again (git lfs pull, "
+            "if they are git-lfs pointers)"
+        ) from None
 
 
 def _tokenizer(folder: Path, **options: Any) -> Any:
@@ -353,62 +323,15 @@ def check_finite(weights: Stored, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and notes, and accelerate's; their errors come out as ours."""
+    """Without transformers' progress bars and notes."""
     from transformers.utils import logging
-
-    from . import split
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with split.quiet():
-            yield
+        yield
     finally:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-PACKED, LAST = "packed.json", "model"
-
-
-def packed(folder: Path) -> list[str] | None:
-    """The steps that a packed folder holds beside its last checkpoint; None for any other folder."""
-    if not (folder / PACKED).is_file():
-        return None
-    return [name for name in read_object(folder / PACKED)["sha256"] if name != LAST]
-
-
-def unpacked(folder: Path, name: str, step: str | None) -> dict[str, Tensor] | None:
-    """The tensors of a packed folder's checkpoint; None where the folder itself holds them as transformers reads them.
-
-    A packed folder comes with the package. It holds config and tokenizer as transformers writes them, checkpoints as
-    `NAME.safetensors.xz` ("model" is the last, the others are its steps), and `packed.json`, which has the SHA-256 of every
-    checkpoint's safetensors file and the seed that the one without a file, step 0, is drawn from. tiny-llama's last is not
-    compressed: its folder is one that transformers itself reads.
-
-    Raises:
-        InputError: a file or this version's random numbers do not give the weights that were trained.
-    """
-    if step is None and (folder / WEIGHTS).is_file():
-        return None
-    listed, file = read_object(folder / PACKED), folder / f"{step or LAST}.safetensors.xz"
-    try:
-        content = lzma.decompress(file.read_bytes()) if file.is_file() else _drawn(folder, listed["seed"])
-    except lzma.LZMAError:
-        content = b""
-    if hashlib.sha256(content).hexdigest() != listed["sha256"][step or LAST]:
-        drawn = f"there is no {file.name}, and seed {listed['seed']} draws others here"
-        why = f"{file.name} is damaged" if file.is_file() else drawn
-        raise InputError(
-            f"model '{name}{'' if step is None else f'@{step}'}' is not what was trained ({why}); install the package "
-            "again, with its tested versions"
-        )
-    return load(content)
-
-
-def _drawn(folder: Path, seed: int) -> bytes:
-    from .fresh import start_of
-
-    return save(start_of(folder, seed), metadata={"format": "pt"})

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
@@ -23,9 +22,7 @@ from . import split
 from .families import Family
 from .structure import KNOWN, keeps_state, structure
 
-# Modules whose hooks are no caller's: transformers collects `output_hidden_states` by hooks that stay for good, and bridges
-# of TransformerLens set some in their first pass.
-OBSERVING = ("transformers.utils.output_capturing", "transformer_lens.model_bridge.")
+OBSERVING = "transformers.utils.output_capturing"  # whose hooks stay for good and change nothing
 # Where PyTorch keeps a module's hooks, and what they are called here. Those of the backward pass change derivatives.
 KINDS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -55,13 +52,10 @@ def shadow(model: Any) -> Any:
 
 def hooks_on(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """(kind, function) of every hook that may change what the module computes or its derivative."""
-    # What a hook point of TransformerLens gives PyTorch is wrapped; it knows what its user gave.
-    handles = [*getattr(module, "fwd_hooks", ()), *getattr(module, "bwd_hooks", ())]
-    given = {handle.hook.id: handle.user_hook for handle in handles}
     for where, kind in KINDS.items():
-        for key, function in vars(module)[where].items():
+        for function in vars(module)[where].values():
             if not str(getattr(function, "__module__", "")).startswith(OBSERVING):
-                yield kind, given.get(key, function)
+                yield kind, function
 
 
 def replaced_forward(module: nn.Module) -> Any:
@@ -145,17 +139,20 @@ def unknown(module: nn.Module) -> str | None:
 
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
-    """Passes within it may be differentiated; at a module that is not known and gives back no derivative, that raises.
-
-    What flows through the stream beside it would pass for the whole derivative; the error is an `InputError`.
+    """Passes within it are differentiated: a module that is not known and cuts the derivative, or has torch's stand-in for
+    one, is an `InputError`. What flows through the stream beside it would pass for the whole derivative.
     """
 
-    def check(module: nn.Module, args: Any, output: Any) -> Tensor | None:
-        given = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
-        if given and isinstance(output, Tensor) and output.is_floating_point() and not _has_derivative(output, given):
+    def check(module: nn.Module, args: Any, output: Any) -> None:
+        asked = any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        if not asked or not isinstance(output, Tensor) or not output.is_floating_point():
+            return
+        if output.grad_fn is None or "NotImplemented" in output.grad_fn.name():
             kind = type(module.weight) if type(module) is nn.Linear else type(module)
-            return _Refused.apply(output.detach(), given[0], f"{kind.__module__}.{kind.__qualname__}")
-        return None
+            raise InputError(
+                f"'{kind.__module__}.{kind.__qualname__}' has no derivative, which this measurement takes; measure what "
+                "needs none (sinks, leakage), or give the model unquantized"
+            )
 
     handles = [module.register_forward_hook(check) for module in model.modules() if unknown(module) is not None]
     try:
@@ -163,36 +160,6 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-class _Refused(torch.autograd.Function):
-    """A module's output, whose derivative by what the module was given is an error."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, given: Tensor, module: str) -> Tensor:  # type: ignore[override]
-        ctx.module = module
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        raise InputError(
-            f"'{ctx.module}' has no derivative, which this measurement takes; measure what needs none (sinks, leakage), or "
-            "give the model unquantized"
-        )
-
-
-def _has_derivative(output: Tensor, given: list[Tensor]) -> bool:
-    """Whether derivatives flow back to what was given: torch fills in for operators that have none, and only warns."""
-    known: dict[Any, bool] = {None: False} | {x.grad_fn: True for x in given if x.grad_fn is not None}
-
-    def flows(node: Any) -> bool:
-        if node not in known:
-            leaf = getattr(node, "variable", None)
-            behind = any(leaf is x for x in given) or any(flows(before) for before, _ in node.next_functions)
-            known[node] = behind and "NotImplemented" not in node.name()
-        return known[node]
-
-    return flows(output.grad_fn)
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks

@@ -13,9 +13,7 @@ which a view must not do to its caller.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +22,7 @@ from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook, ModelHook, SequentialHook
 from torch import Tensor, nn
 
-from ..errors import InputError, reason
-from ..run.hardware import UNUSABLE, reached
+from ..errors import InputError
 from .structure import structure
 
 POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's own ways to make a map
@@ -179,86 +176,24 @@ def dispatched(model: Any, like: Any) -> Any:
     if {main, *places.values()} == {"cpu"}:
         return model
     skip = getattr(like, "_skip_keys_device_placement", None)
-    with quiet():
-        return dispatch_model(model, places, main, skip_keys=skip, force_hooks=True)
+    return dispatch_model(model, places, main, skip_keys=skip, force_hooks=True)
 
 
 def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str, Any] | None:
-    """Where a caller wants a model, as transformers takes it, once `disjoint` has seen a map; None for nothing.
+    """Where a caller wants a model, as transformers takes it; None for nothing.
 
     Raises:
-        InputError: an unknown policy, no device for a module, or options that do not go together.
+        InputError: an unknown policy, or options without a map.
     """
     options = {"max_memory": max_memory, "offload_folder": offload_folder}
     options = {option: value for option, value in options.items() if value is not None}
-    for option, value in options.items() if device_map is None else ():
-        raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
-    if isinstance(device_map, Mapping):
-        if max_memory is not None:
-            raise InputError(
-                f"max_memory={max_memory!s:.60} changes nothing where device_map names the devices; leave it out"
-            )
-        if not device_map:
-            raise InputError("device_map={} names no module; give 'auto', or a device for every module")
-        return options | {"device_map": {str(name): _place(name, device) for name, device in device_map.items()}}
-    if device_map is not None and device_map not in POLICIES:
+    if device_map is None:
+        for option, value in options.items():
+            raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
+        return None
+    if not isinstance(device_map, Mapping) and device_map not in POLICIES:
         raise InputError(
             f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
             " (for a single device give device)"
         )
-    return None if device_map is None else options | {"device_map": device_map}
-
-
-def disjoint(device_map: Mapping[str, str], model: nn.Module) -> dict[str, str]:
-    """The same map without one entry inside another ("" and "model.layers.3"), which transformers and accelerate read apart.
-
-    Raises:
-        InputError: a name that is no module of the model, weights without a device, or tied ones on two.
-    """
-    names = {name for name, _ in model.named_modules()}
-    if unknown := [name for name in device_map if name not in names]:
-        known = sorted(key for key in names if key and key.count(".") < 2)
-        raise InputError(f"device_map names '{unknown[0]}', no module of this model; it has {', '.join(known)}")
-    places: dict[str, str] = {}
-
-    def put(name: str, module: nn.Module, device: str | None) -> None:
-        device = device_map.get(name, device)
-        below = f"{name}." if name else ""
-        if any(key.startswith(below) and key != name for key in device_map):
-            for child, part in module.named_children():
-                put(below + child, part, device)
-        elif device is not None:
-            places[name] = device
-        elif any(True for _ in module.parameters()):
-            raise InputError(f"device_map gives no device for '{name}'; add it, or one for all the rest under ''")
-
-    put("", model, None)
-    for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        one, other = (next(places[name] for name in places if not name or key.startswith(f"{name}.")) for key in pair)
-        if one != other:  # transformers then looks for a second copy of the weight in the file
-            raise InputError(
-                f"device_map puts '{pair[0]}' on '{one}' and '{pair[1]}' on '{other}', which are one weight; "
-                "give both one device"
-            )
-    return places
-
-
-def _place(name: Any, device: Any) -> str:
-    try:
-        return "disk" if device == "disk" else str(reached(device))
-    except UNUSABLE as error:
-        raise InputError(
-            f"device_map puts '{name}' on '{device}', which cannot be used ({reason(error)}); give cpu, cuda:0 or disk"
-        ) from None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without accelerate's notes that weights are offloaded, which is what was asked for."""
-    logger = logging.getLogger("accelerate.big_modeling")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    return options | {"device_map": device_map}

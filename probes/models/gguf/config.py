@@ -1,7 +1,7 @@
 """The transformers configuration that a GGUF file implies, key by key.
 
 transformers' own reader takes few of a file's keys and silently drops the others: RoPE scaling, windows, soft-caps,
-head sizes. Here every key of the architecture is a row of its table, followed by name, known to change nothing, or refused.
+head sizes. Here every key of the architecture is followed by name, known to change nothing, or refused.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import Any
 import torch
 
 from ...errors import InputError, reason
-from ..checkpoint import check_fields
-from ..families import spec_of
+from ..families import check_sizes, spec_of
 from ..initialization import ASSUMED
 from .header import Header
 
-Table = Mapping[str, str]  # a configuration's field by the file's key, without its architecture
-
-ROTARY: Table = MappingProxyType(
+# A configuration's field by the file's key, without its architecture.
+FIELDS: Mapping[str, str] = MappingProxyType(
     {
         "embedding_length": "hidden_size",
         "block_count": "num_hidden_layers",
@@ -33,34 +31,18 @@ ROTARY: Table = MappingProxyType(
         "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     }
 )
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-GEMMA2: Table = MappingProxyType({**ROTARY, "attention.sliding_window": "sliding_window", **{cap: cap for cap in CAPS}})
-GPT2: Table = MappingProxyType(
-    {
-        "embedding_length": "n_embd",
-        "block_count": "n_layer",
-        "attention.head_count": "n_head",
-        "feed_forward_length": "n_inner",
-        "context_length": "n_positions",
-        "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    }
-)
-ARCHITECTURES: Mapping[str, Table] = MappingProxyType(
-    {"llama": ROTARY, "mistral": ROTARY, "qwen2": ROTARY, "qwen3": ROTARY, "gemma2": GEMMA2, "gpt2": GPT2}
-)
-LLAMAS = ("llama", "mistral")  # llama.cpp keeps a Mistral as a Llama; a window makes it one
-FLOATS = ("rms_norm_eps", "layer_norm_epsilon", *CAPS)  # fields that are no whole numbers
-# Of all Gemma-2, where the file does not say. The one with so many blocks has logits scaled by its width per head, not by
-# the head's own.
-GEMMA2_DEFAULTS = MappingProxyType({"attention.sliding_window": 4096, CAPS[0]: 50.0, CAPS[1]: 30.0})
-GEMMA2_27B = 46
-# Keys that are followed although no field has their name: what all rotating architectures may state, and a GPT-2.
+# Of all Gemma-2, where the file does not say.
+CAPS: Mapping[str, float] = MappingProxyType({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+GEMMA2_WINDOW = 4096
+GEMMA2_27B = 46  # the one with so many blocks has logits scaled by its width per head, not by the head's own
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
+LLAMAS = ("llama",)  # also of Mistral: a window makes it one
+# Keys that are followed although no field has their name.
 ROTATING = (
     *("vocab_size", "attention.value_length", "attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
-    *("rope.scale_linear", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 )
-OTHERS = MappingProxyType(dict.fromkeys(ARCHITECTURES, ROTATING) | {"gpt2": ("vocab_size", "attention.head_count_kv")})
 IDLE = ("rope.scaling.finetuned", "tensor_data_layout")  # keys that change nothing
 # Keys that change nothing at these values.
 NEUTRAL = {
@@ -97,21 +79,21 @@ def config_of(header: Header) -> Any:
 
     if header.architecture not in ARCHITECTURES:
         raise header.refuse(
-            f"has the architecture '{header.architecture:.40}', which is not read; give the checkpoint's own folder "
+            f"has the architecture '{header.architecture!s:.40}', which is not read; give the checkpoint's own folder "
             f"(read are {', '.join(ARCHITECTURES)})"
         )
     stated = _Stated(header)
     fields = _fields(stated)
     try:
-        check_fields(fields)
         config = AutoConfig.for_model(**fields)
+        check_sizes(config)
     except Exception as error:  # transformers checks fields with errors of several libraries
         raise header.refuse(
             f"describes no {fields['model_type']} model ({reason(error)}); convert the model again"
         ) from None
-    window, spec = stated.values.get("attention.sliding_window"), spec_of(config)
-    full = set(spec.windows) == {None} and spec.max_length is not None
-    if window is not None and window not in spec.windows and not (full and window >= spec.max_length):
+    window, windows = stated.values.get("attention.sliding_window"), set(spec_of(config).windows)
+    beyond = windows == {None} and window is not None and window >= config.max_position_embeddings
+    if window is not None and window not in windows and not beyond:
         raise stated.wrong(
             "attention.sliding_window", "which blocks have it is not said; give the checkpoint's own folder"
         )
@@ -127,9 +109,9 @@ class _Stated:
         self.header, self.kind = header, header.architecture
         prefix = f"{self.kind}."
         self.values = {key.removeprefix(prefix): v for key, v in header.values.items() if key.startswith(prefix)}
+        followed = (*FIELDS, *ROTATING, *IDLE, *(CAPS if self.kind == "gemma2" else ()))
         for key, value in sorted(self.values.items()):
-            known = key in (*ARCHITECTURES[self.kind], *OTHERS[self.kind], *IDLE)
-            if not known and (key not in NEUTRAL or value != NEUTRAL[key]):  # it may change what the model computes
+            if key not in followed and (key not in NEUTRAL or value != NEUTRAL[key]):  # it may change what is computed
                 raise self.wrong(key, "headwater does not know how to follow it; give the checkpoint's own folder")
 
     def number(self, key: str, default: float | int | None = None, *, least: float = 0.0, whole: bool = False) -> Any:
@@ -159,44 +141,37 @@ class _Stated:
 def _fields(stated: _Stated) -> dict[str, Any]:
     """The configuration's fields."""
     header, kind = stated.header, stated.kind
-    embeddings = header.tensors.get("token_embd.weight")
-    if embeddings is None or len(embeddings.shape) != 2:
+    if "token_embd.weight" not in header.tensors:
         raise header.refuse("has no matrix token_embd.weight; convert the model again")
-    (rows, width), heads = embeddings.shape, stated.size("attention.head_count")
+    rows, width, heads = (
+        header.shape("token_embd.weight")[0],
+        *map(stated.size, ("embedding_length", "attention.head_count")),
+    )
     head_dim = stated.size("attention.key_length", max(1, width // heads))
     sizes = f"keys have {head_dim} entries, and values of other sizes are not supported"
     follows = {
         "vocab_size": (rows, f"there are {rows:,} embeddings"),
-        "embedding_length": (width, f"embeddings have {width:,} entries"),
         "attention.value_length": (head_dim, sizes),
         "rope.dimension_count": (head_dim, sizes),
     }
     for key, (value, why) in follows.items():
         if stated.size(key, value) != value:
             raise stated.wrong(key, why)
-    if stated.size("block_count") > len(header.tensors):
-        raise stated.wrong("block_count", f"there are {len(header.tensors)} tensors in all")
-    defaults: dict[str, Any] = {"attention.head_count_kv": heads, "attention.key_length": head_dim}
-    defaults |= GEMMA2_DEFAULTS if kind == "gemma2" else {}
-    fields: dict[str, Any] = {"model_type": kind, "vocab_size": rows}
-    for key, field in ARCHITECTURES[kind].items():
-        read = stated.number if field in FLOATS else stated.size
-        fields[field] = read(key, defaults.get(key))
+    defaults = {"attention.head_count_kv": heads, "attention.key_length": head_dim}
+    fields: dict[str, Any] = {"model_type": kind, "vocab_size": rows, "rope_parameters": _rope(stated, head_dim)}
+    for key, field in FIELDS.items():
+        fields[field] = stated.number(key) if field == "rms_norm_eps" else stated.size(key, defaults.get(key))
     for field, name in TOKENS.items():
         token = header.values.get(f"tokenizer.ggml.{name}_token_id")
         fields[field] = token if isinstance(token, int) else None
-    if kind == "gpt2":
-        if stated.size("attention.head_count_kv", heads) != heads or width % heads:
-            raise header.refuse(f"has {heads} heads, which a GPT-2 of width {width} cannot have")
-        return fields
-    fields["rope_parameters"] = _rope(stated, head_dim)
     windowed, biased = "attention.sliding_window" in stated.values, "blk.0.attn_q.bias" in header.tensors
-    if kind == "mistral" or (kind == "llama" and windowed):
-        window = stated.size("attention.sliding_window") if windowed else None
-        return fields | {"model_type": "mistral", "sliding_window": window}
+    if kind == "llama" and windowed:
+        return fields | {"model_type": "mistral", "sliding_window": stated.size("attention.sliding_window")}
     if kind == "gemma2":
         scale = width // heads if fields["num_hidden_layers"] == GEMMA2_27B else head_dim
-        return fields | {"query_pre_attn_scalar": scale} | {cap: fields[cap] or None for cap in CAPS}
+        caps = {cap: stated.number(cap, usual) or None for cap, usual in CAPS.items()}
+        window = stated.size("attention.sliding_window", GEMMA2_WINDOW)
+        return fields | caps | {"query_pre_attn_scalar": scale, "sliding_window": window}
     if kind == "qwen2":
         usual = head_dim == width // heads  # then it stands in none of Qwen2's own configurations
         return {field: value for field, value in fields.items() if field != "head_dim" or not usual}
@@ -207,7 +182,7 @@ def _fields(stated: _Stated) -> dict[str, Any]:
 def _rope(stated: _Stated, head_dim: int) -> dict[str, Any]:
     header, base = stated.header, stated.number("rope.freq_base", 10_000.0, least=1.0)
     kind = stated.values.get("rope.scaling.type", "linear")
-    factor = stated.number("rope.scaling.factor", stated.number("rope.scale_linear", 0.0)) or 1.0  # 0 says nothing
+    factor = stated.number("rope.scaling.factor", 0.0) or 1.0  # 0 says nothing
     usual = {"rope_type": "default", "rope_theta": base}
     if ROPE_FACTORS in header.tensors and stated.kind in LLAMAS:
         if kind not in ("none", "linear") or factor != 1:

@@ -132,10 +132,10 @@ def rule_of(kind: str, s: Settings) -> Initialization:
     sigma = math.sqrt(strength(kind) / s.width)
     deviations = dict.fromkeys(KINDS, sigma)
     if kind.startswith("branches"):
-        deviations = by_depth(sigma)(s.blocks, s.width)
+        deviations = by_depth(sigma, s.blocks)
     elif kind.startswith("flat"):
         deviations |= {name: factor * sigma for name, factor in flattest(s.config(), sigma, s.length).items()}
-    return Initialization(kind, "given", "the caller", **deviations)
+    return Initialization(kind, **deviations)
 
 
 def flattest(config: Any, sigma: float, length: int) -> dict[str, float]:
@@ -148,7 +148,7 @@ def flattest(config: Any, sigma: float, length: int) -> dict[str, float]:
     def spread(factors: tuple[float, ...]) -> float:
         if factors not in seen:
             deviations = dict.fromkeys(KINDS, sigma) | {name: x * sigma for name, x in _by_matrix(factors).items()}
-            curve = kernel(config, Initialization("flat", "given", "the caller", **deviations), length)
+            curve = kernel(config, Initialization("flat", **deviations), length)
             seen[factors] = math.log(curve.max() / curve.min())
         return seen[factors]
 
