@@ -60,7 +60,7 @@ SMALLER: dict[str, dict[str, str]] = {
     },
     "6-why-is-the-middle-lost": {},
     "7-retrieval-without-positions": {'"steps": 1000, "sequences": 2048': '"steps": 40, "sequences": 64'},
-    "8-a-previous-token-head": {'"steps": 3000, "points": 30, "test": 512': '"steps": 1500, "points": 10, "test": 64'},
+    "8-a-previous-token-head": {'"steps": 3000, "test": 512': '"steps": 1500, "test": 64'},
     "9-position-bias-in-context": {'"steps": 200, "tests": 200': '"steps": 5, "tests": 20'},
     "theory": {
         "draws=300": "draws=20",

@@ -18,10 +18,8 @@ from probes.measures.jacobian import jacobian
 from probes.models.fresh import fresh_model, initialization_of
 from probes.models.load import fresh, load
 from probes.results.ushape import shape_of
-from toy.experiments.births import Settings, rule_of
-from toy.experiments.births import training as births
-from toy.experiments.births.slopes import fitted, regressed
-from toy.experiments.births.training import kernel
+from toy.experiments import births
+from toy.experiments.births import Settings, fitted, kernel, regressed, rule_of, slopes
 from toy.experiments.experiment import run
 
 rng = np.random.default_rng(0)
@@ -42,24 +40,23 @@ def test_a_slope_among_covariates_is_that_of_the_normal_equations():
     y = 0.3 * x - 2 * sigma + loss + 0.1 * rng.normal(size=18) + 4
     for others in ((), (sigma,), (sigma, loss)):
         slope, error = by_inverse(y, (x, *others))
-        fit = fitted(y, x, *others)
+        fit, _ = fitted(y, x, *others)
         freedom = 18 - 2 - len(others)
-        assert fit.slope.value == pytest.approx(slope, rel=1e-9)
-        assert fit.slope.freedom == freedom
+        assert fit.value == pytest.approx(slope, rel=1e-9)
+        assert fit.freedom == freedom
         reach = {16: 2.1199, 15: 2.1314, 14: 2.1448}[freedom] * error  # Student's 97.5 %, from a printed table
-        assert (fit.slope.low, fit.slope.high) == pytest.approx((slope - reach, slope + reach), rel=1e-4)
+        assert (fit.low, fit.high) == pytest.approx((slope - reach, slope + reach), rel=1e-4)
     # One covariate: the inflation is that of two correlated predictors.
-    assert fitted(y, x, loss).inflation == pytest.approx(1 / (1 - np.corrcoef(x, loss)[0, 1] ** 2), rel=1e-9)
-    assert fitted(y, x).inflation == pytest.approx(1)
-    same = fitted(y, x, np.full(18, 3.0)).slope  # a constant is no covariate, and takes no freedom
-    assert tuple(same) == pytest.approx(tuple(fitted(y, x).slope))
-
-
-def test_no_slope_where_covariates_say_it_all_or_runs_are_few():
-    x = rng.normal(size=8)
-    assert math.isnan(fitted(rng.normal(size=8), x, 2 * x + 1).slope.value)
-    assert math.isnan(fitted(rng.normal(size=2), x[:2]).slope.value)
-    assert math.isnan(fitted(rng.normal(size=8), np.ones(8)).slope.value)
+    assert fitted(y, x, loss)[1] == pytest.approx(1 / (1 - np.corrcoef(x, loss)[0, 1] ** 2), rel=1e-9)
+    assert fitted(y, x)[1] == pytest.approx(1)
+    same, _ = fitted(y, x, np.full(18, 3.0))  # a constant is no covariate, and takes no freedom
+    assert tuple(same) == pytest.approx(tuple(fitted(y, x)[0]))
+    for few in (
+        (y[:8], x[:8], 2 * x[:8] + 1),
+        (y[:2], x[:2]),
+        (y[:8], np.ones(8)),
+    ):  # covariates say it all, or few runs
+        assert math.isnan(fitted(*few)[0].value)
 
 
 def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
@@ -151,14 +148,14 @@ def test_what_is_measured_of_a_checkpoint_is_what_probes_measure_of_its_folder(t
     assert float(one["loss"].isel(step=-1)) == pytest.approx(
         report["validation_loss"], rel=0.01
     )  # but for last targets
-    assert float(one["deviation"].sel(matrix="v")) == pytest.approx(math.sqrt(0.36 / 16))
+    assert float(one["strength"]) == 0.36
 
 
 @pytest.fixture(scope="module")
 def everything():
     """A result in which trained profiles follow from those at initialization with slope 1."""
     s = Settings()
-    coords = {"kind": list(s.kinds), "seed": list(s.seeds), "step": list(s.points()), "matrix": list(births.KINDS)}
+    coords = {"kind": list(s.kinds), "seed": list(s.seeds), "step": list(s.points())}
     coords["position"] = list(range(s.length))
     draws = np.random.default_rng(1)
     initial = np.log([18.0, 7, 2.6, 3, 8, 1.2])[:, None] + 0.05 * draws.normal(size=(6, 3))
@@ -175,11 +172,9 @@ def everything():
         recency=(dims, 2 * np.exp(initial[..., None] + moved[..., ::-1] * [0, 1, 1, 1, 1])),
         loss=(dims, 2 + 0.1 * draws.normal(size=(6, 3, 5))),
         sink_rate=(dims, 0.1),
-        sink_weight=(dims, 0.05),
         gain=(dims, 1.0),
         exact=(dims, 0.0),
         strength=("kind", [births.strength(kind) for kind in s.kinds]),
-        deviation=("kind matrix", 0.02),
     )
 
 
@@ -188,10 +183,18 @@ IDS = {f"{x}-{end}" for x in ("follows", "from-flat") for end in (*births.ENDS, 
 
 def test_all_statements_hold_where_they_do(everything):
     assert verdicts("births", everything, "births-") == dict.fromkeys(IDS, True)
-    fit = regressed(everything, "primacy", -1, ("log sigma", "loss"))
-    assert fit.slope.low < 1 < fit.slope.high
-    assert (fit.units, fit.slope.freedom, regressed(everything, "primacy", -1, kinds=True).units) == (18, 14, 6)
-    assert fit.inflation > 1.5  # most kinds differ in sigma
+    fit, inflation = regressed(everything, "primacy", -1, ("log sigma", "loss"))
+    assert fit.low < 1 < fit.high
+    assert inflation > 1.5  # most kinds differ in sigma
+    table = slopes(everything)
+    assert table.sizes == {"step": 4, "end": 3, "unit": 2, "covariates": 2, "estimate": 3}
+    both = table.sel(step=2400, end="primacy", covariates="log sigma, loss")
+    np.testing.assert_array_equal(both.sel(unit="runs"), fit[:3])
+    over_kinds, _ = regressed(everything, "primacy", -1, ("log sigma", "loss"), kinds=True)
+    np.testing.assert_array_equal(both.sel(unit="kinds"), over_kinds[:3])
+    assert (fit.freedom, over_kinds.freedom) == (14, 2)  # of 18 runs, of six kinds
+    first = table.sel(step=100, end="recency", unit="runs", covariates="none")
+    np.testing.assert_array_equal(first, regressed(everything, "recency", 1)[0][:3])
 
 
 def test_statements_fail_where_nothing_follows_and_are_open_where_noise_is_large(everything):
@@ -217,4 +220,4 @@ def test_what_was_not_trained_is_not_judged(everything):
     missing = everything.where(everything["kind"] != "flat-0.36").assign(strength=everything["strength"])
     found = verdicts("births", missing, "births-")
     assert (found["from-flat-primacy"], found["follows-primacy"]) == (None, True)
-    assert regressed(missing, "primacy", -1).units == 15
+    assert regressed(missing, "primacy", -1)[0].freedom == 13

@@ -1,6 +1,5 @@
 """Experiment petroglyph: the exact test against a plain twin, the task, a tiny run, the rules both ways."""
 
-import math
 from itertools import permutations
 
 import numpy as np
@@ -30,14 +29,17 @@ def test_orders_are_all_permutations_of_prefixes_without_repeats():
     assert orders.shape == (24, 5)
     assert orders[0].tolist() == [0, 1, 2, 3, 4]
     assert {tuple(order) for order in orders.tolist()} == {(*p, 4) for p in permutations(range(4))}
-    tokens = distinct_tokens(7, 6, 20)
-    assert all(len(set(row)) == 6 for row in tokens.tolist())
-    assert len({tuple(row) for row in tokens.tolist()}) > 15
+    tokens = distinct_tokens(7, 6, 20).tolist()
+    assert {len(set(row)) for row in tokens} == {6}
+    assert len({tuple(row) for row in tokens}) > 15
 
 
-@pytest.mark.parametrize(("layers", "mask", "residual"), [(1, "causal", True), (2, "causal", False), (2, "full", True)])
-def test_outputs_are_the_twins(layers, mask, residual):
-    architecture = Settings().architecture(layers=layers, mask=mask, positional="none", residual=residual)
+@pytest.mark.parametrize(
+    ("layers", "mask", "residual", "positional"),
+    [(1, "causal", True, "none"), (2, "causal", False, "decay"), (2, "full", True, "none")],
+)
+def test_outputs_are_the_twins(layers, mask, residual, positional):
+    architecture = Settings().architecture(layers=layers, mask=mask, positional=positional, residual=residual)
     weights = initial(architecture, 3)
     tokens = distinct_tokens(10, 6, 2)
     found = exact_outputs(architecture, stacked([weights]), tokens)[0]
@@ -93,12 +95,10 @@ def test_blind_models_are_right_in_exactly_one_half_whatever_they_learned(tiny):
     for layers, mask in ((1, "causal"), (1, "full"), (2, "full")):
         here = ds.sel(layers=layers, mask=mask, trained_positional="none")
         assert (here["accuracy"] == 0.5).all()
-        assert (here["loss"] > math.log(2) - 1e-12).all()
         assert (here["trained_difference"] < ROUNDING).all()
     # They did train, and those that see order are not at one half.
     here = ds.sel(layers=2, mask="causal", trained_positional="none")
     assert (here["accuracy"].isel(step=-1) != 0.5).all()
-    assert (ds["loss"].isel(step=0) != ds["loss"].isel(step=-1)).all()
 
 
 def test_exact_statements_hold_in_the_tiny_run_and_learning_is_judged(tiny):

@@ -30,10 +30,9 @@ TINY: dict[str, list[str]] = {
     ],
     "previous-token": [
         *("vocabulary=5", "steps=30", "seeds=2", "batch=16", "grid-vocabularies=5,6", "grid-contexts=4"),
-        *("grid-widths=2", "rate-vocabularies=5", "rate-steps=60", "rate-points=6", "blind-widths=2,3", "points=5"),
-        *("offset-contexts=3,4", "test=64", "curve-test=64", "batches=16,32"),
+        *("grid-widths=2", "rate-steps=60", "blind-widths=2,3", "test=64"),
     ],
-    "exchanges": ["vocabulary=8", "seeds=2", "steps=400", "every=10", "points=5", "batch=16", "test=64", "shifts=20"],
+    "exchanges": ["vocabulary=8", "seeds=2", "steps=400", "every=10", "batch=16", "test=64"],
     "remarks": ["seeds=2", "steps=20", "share-steps=20", "vocabulary=5", "share-vocabulary=6", "batch=16", "test=64"],
     "position-bias": [
         *("plan=contrasts", "depths=2,4", "residual=off,on", "training=unbiased,first-and-last", "scales=text"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,39 +18,50 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..model import Switches, forward
+from ..tasks import Copying
 from ..train import Trained, seed_of, stacked
 
 SPIKE_SMOOTH, SPIKE_RISE, FALLEN = 50, 1.0, 0.5  # steps, nats, share of a guesser's loss; see `spikes`
-TEST_BLOCK = -1  # of data: no step of training draws it
+FRESH = seed_of(0, -1)  # of data that no step of training draws
 CHUNK, TOGETHER = 4096, 8  # sequences and models evaluated at a time: float64 of 100 tokens stays below 30 MiB
 
 
-def evaluated(
-    models: Sequence[Trained], test: int, *, at: int | None = None
-) -> tuple[Float[np.ndarray, " model"], Float[np.ndarray, " model"]]:
-    """((perplexity - 1) / V, share of right picks) over `test` fresh sequences, which models of one task share, in float64.
+def fresh(task: Copying, test: int, seed: int = FRESH) -> tuple[Int[Tensor, "sequence T"], Int[Tensor, " sequence"]]:
+    """(`test` sequences of a task that its training has not drawn, their answers)."""
+    drawn = replace(task, batch=test).draw(None, torch.Generator().manual_seed(seed), 1)
+    return drawn.inputs[0], task.answers(drawn)[0]
 
-    `at`: with the weights that were kept at that step instead of the last.
-    """
-    total, picks = np.zeros((2, len(models)))
-    by_shape: dict[Any, list[int]] = {}
+
+def scored(
+    models: Sequence[Trained], test: int, *, seed: int = FRESH
+) -> tuple[Float[np.ndarray, "model sequence"], Bool[np.ndarray, "model sequence"]]:
+    """(loss in nats, whether the right token was `picked`) of every model on each of `test` fresh sequences, in float64."""
+    scores, picks = np.empty((len(models), test)), np.empty((len(models), test), bool)
+    groups: dict[Any, list[int]] = {}
     for i, model in enumerate(models):
-        task: Any = model.run.task
-        by_shape.setdefault((model.run.architecture.shape, replace(task, batch=test)), []).append(i)
-    for (shape, task), members in by_shape.items():
-        drawn = task.draw(None, torch.Generator().manual_seed(seed_of(0, TEST_BLOCK)), 1)
-        batches = list(zip(drawn.inputs[0].split(CHUNK), task.answers(drawn)[0].split(CHUNK), strict=True))
-        for start in range(0, len(members), TOGETHER):
-            some = members[start : start + TOGETHER]
-            kept = [models[i].weights if at is None else models[i].recorded[at] for i in some]
-            weights = {name: tensor.double() for name, tensor in stacked(kept).items()}
-            switches = Switches.of([models[i].run.architecture for i in some])
-            for ids, right in batches:
-                with torch.no_grad():
-                    logits = forward(shape, weights, switches, ids.expand(len(some), *ids.shape))
-                total[some] += losses(logits, right).sum(-1).numpy()
-                picks[some] += picked(logits, ids, right).sum(-1).numpy()
-    return np.expm1(total / test) / [model.run.architecture.outputs for model in models], picks / test
+        groups.setdefault((model.run.architecture.shape, replace(model.run.task, batch=test)), []).append(i)
+    for (shape, task), members in groups.items():
+        inputs, answers = fresh(task, test, seed)
+        for start, first in product(range(0, len(members), TOGETHER), range(0, test, CHUNK)):
+            together, part = members[start : start + TOGETHER], slice(first, first + CHUNK)
+            weights = {name: x.double() for name, x in stacked([models[i].weights for i in together]).items()}
+            switches, ids = Switches.of([models[i].run.architecture for i in together]), inputs[part]
+            with torch.no_grad():
+                logits = forward(shape, weights, switches, ids.expand(len(together), *ids.shape))
+            scores[together, part] = losses(logits, answers[part]).numpy()
+            picks[together, part] = picked(logits, ids, answers[part]).numpy()
+    return scores, picks
+
+
+def evaluated(models: Sequence[Trained], test: int) -> tuple[Float[np.ndarray, " model"], Float[np.ndarray, " model"]]:
+    """((perplexity - 1) / V, share of right picks) of every model over `test` fresh sequences."""
+    scores, picks = scored(models, test)
+    return np.expm1(scores.mean(1)) / [model.run.architecture.outputs for model in models], picks.mean(1)
+
+
+def at_step(model: Trained, step: int) -> Trained:
+    """The model with the weights that were kept at a step of its training."""
+    return replace(model, weights=model.recorded[step])
 
 
 def losses(logits: Float[Tensor, "model batch outputs"], answers: Tensor) -> Float[Tensor, "model batch"]:

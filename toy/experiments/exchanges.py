@@ -8,12 +8,17 @@ embeddings are apart.
 
 Weights are kept every few steps. Of each kept step:
 
-- circles and exchanges, as `circles` defines them; all but their number is told of exchanges in the unembedding;
+- a circle is fitted to the rows of a table (least squares of `|p|^2 = 2 p . c + const`): `roundness`, the deviation of the
+  radius over its mean, and `gap_spread`, that of the angles between neighbours (0 where they are even, near 1 where angles
+  are drawn at random);
+- an exchange is a pair of tokens of which one was more than half a mean gap ahead of the other and is then as far behind it,
+  without going round: tokens that only jostle do not count. It is dated halfway between. All but the number of exchanges is
+  told of those in the unembedding;
 - losses are those of fresh sequences, the same at every step, so that what moves is the model.
 
 What exchanges have to do with the loss is told from `SETTLED` of the training on, where circles are there. Chance is what
-the same exchanges give at other times: all dates moved together by a random shift, around the end, which keeps their bursts.
-It is the baseline of the loss at exchanges, and of the share of exchanges that stand near a spike.
+the same exchanges give at other times, all dates moved together by a shift, around the end: over all shifts, the share of
+the time that lies near a spike.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,23 +34,18 @@ import xarray as xr
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.ndimage import median_filter
 
-from probes.charts import BLUE, GREY, VERMILLION, Series, curves, sheet
+from probes.charts import BLUE, VERMILLION, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.errors import InputError
 from probes.measure import Headline
 from probes.results.tables import Table
 
-from ..model import Switches, forward
-from ..train import Run, Trained, seed_of
+from ..train import Run, Trained
 from . import previous_token, settings
-from .circles import Exchange, circle, exchanges, passing
-from .copied import TEST_BLOCK, picked, spikes
+from .copied import at_step, fresh, scored, spikes
 from .experiment import Work
-from .in_context import stacked_on
-from .previous_token import SCHEDULES, SWITCH, WEIGHTS
+from .previous_token import SWITCH, WEIGHTS
 from .reading import OVER_RUNS, changes, courses, judge, learnt, over, setting, state, tables_of, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
@@ -53,8 +53,7 @@ TABLES = ("embedding", "unembedding")
 SETTLED = 0.2  # of the training
 REACH = 100  # steps before and after an exchange that are looked at
 NEAR = 50  # steps from the beginning of a spike
-WINDOW = 400  # steps of the running median of the loss, against which it is high or low
-AT_ONCE = 16  # kept steps evaluated in one pass
+POINTS = 100  # of the curves over training
 DIMS = ("residual", "learning_rate", "schedule", "seed")
 
 
@@ -67,22 +66,16 @@ class Settings(settings.Settings):
     vocabulary: int = 100
     context: int = 4
     learning_rate: tuple[float, ...] = (0.01, 0.1)
-    schedule: tuple[str, ...] = SCHEDULES
+    schedule: tuple[str, ...] = ("constant", "cosine")
     residual: tuple[str, ...] = SWITCH
     seeds: int = 5
     steps: int = 10_000
     every: int = 5  # steps between kept weights
-    points: int = 100  # of the curves over training
     batch: int = 128
     test: int = 2048  # fresh sequences
-    shifts: int = 500  # of chance
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.every * self.points > self.steps:
-            raise InputError(
-                f"points={self.points} are too many for steps={self.steps}; give at most {self.steps // self.every}"
-            )
         self.runs()
 
     def cells(self) -> list[tuple[Any, ...]]:
@@ -98,7 +91,7 @@ class Settings(settings.Settings):
         ]
 
 
-QUICK = Settings(learning_rate=(0.1,), residual=("off",), seeds=2, steps=3000, points=60, test=512, shifts=100)
+QUICK = Settings(learning_rate=(0.1,), residual=("off",), seeds=2, steps=3000, test=512)
 
 
 def measure(s: Settings, work: Work) -> xr.Dataset:
@@ -106,20 +99,16 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
 
     Returns:
         Over `DIMS` what `measures` below lists; points are steps of curves, lags steps from an exchange. What is told of
-        spikes and chance is from `SETTLED` of the training on; `frames`: the exchange that cost one model's tokens most.
+        spikes and chance is from `SETTLED` of the training on.
     """
     kept = np.arange(0, s.steps + 1, s.every)
-    lags = np.arange(-(REACH // s.every), REACH // s.every + 1) * s.every
-    points = kept[np.linspace(0, len(kept) - 1, s.points + 1).round().astype(int)][1:]
+    lags = np.arange(-(REACH // s.every), REACH // s.every + 1)
+    points = np.unique(np.linspace(0, len(kept) - 1, POINTS + 1).round().astype(int))[1:]
     coords: dict[str, Any] = axes(s, *DIMS) | {
         "table": list(TABLES),
-        "point": (("point",), points, {"long_name": "updates of the weights", "units": "1"}),
+        "point": (("point",), kept[points], {"long_name": "updates of the weights", "units": "1"}),
         "who": ["the two", "others"],
-        "lag": (("lag",), lags, {"long_name": "steps from the exchange", "units": "1"}),
-        "frame": (("frame",), lags, {"long_name": "steps from the exchange", "units": "1"}),
-        "token": np.arange(s.vocabulary),
-        "axis": [0, 1],
-        "side": ["one", "other"],
+        "lag": (("lag",), lags * s.every, {"long_name": "steps from the exchange", "units": "1"}),
     }
     single = np.float32
     measures = {
@@ -132,57 +121,38 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "spikes": Measure("loss spikes", dtype=np.int32),
         "spiked": Measure(f"share of exchanges within {NEAR} steps of a spike's beginning"),
         "spiked_chance": Measure("the same at shifted times, mean"),
-        "excess": Measure("loss over its running median at exchanges", "nat"),
-        "excess_chance": Measure("the same at shifted times, mean", "nat"),
-        "excess_scatter": Measure("the same at shifted times, deviation", "nat"),
         "passing": Measure("loss by token around exchanges", "nat", ("who", "lag"), single),
     }
-    frames = {
-        "frame_rows": Measure("unembedding around one exchange", "1", ("frame", "token", "axis"), single),
-        "frame_loss": Measure("loss of its two tokens", "nat", ("frame",), single),
-        "frame_step": Measure("updates of the weights", "1", ("frame",), np.int32),
-        "frame_pair": Measure("the two tokens", "1", ("side",), np.int32),
-    }
-    seen: list[Any] = []
-    found = Part(DIMS, measures, _followed(s, kept, points, lags, work, seen))
-    return sweep(coords, found, Part((), frames, seen), attrs={"task": "previous token", "width": 2})
+    found = Part(DIMS, measures, _followed(s, kept, points, lags, work))
+    return sweep(coords, found, attrs={"task": "previous token", "width": 2})
 
 
-def _followed(
-    s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarray, work: Work, seen: list[Any]
-) -> Cells:
-    """Model by model; the frames of the first seed at the last rate and the first schedule go into `seen`."""
-    runs, index, late = s.runs(), np.searchsorted(kept, points), SETTLED * s.steps
+def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarray, work: Work) -> Cells:
+    """Model by model."""
+    runs, late = s.runs(), SETTLED * s.steps
     trained = work.train("exchanges", runs, s.steps, record=kept.tolist(), recorded=WEIGHTS)
-    shown = (s.residual[0], s.learning_rate[-1], s.schedule[0], 0)
     for n, (cell, model) in enumerate(zip(s.cells(), trained, strict=True)):
-        tables = {name: _rows(model, name, kept) for name in TABLES}
-        roundness, spread, angles = zip(*(circle(rows) for rows in tables.values()), strict=True)
+        roundness, spread, angles = zip(*(circle(_rows(model, name, kept)) for name in TABLES), strict=True)
         counted = [exchanges(of_table) for of_table in angles]
         settled = [[exchange for exchange in of_table if kept[exchange.at] >= late] for of_table in counted]
         by_token, right = on_fresh(model, kept, s.test)
-        loss = by_token.mean(1)
-        around, costs = passing(settled[1], by_token, lags // s.every)
-        chance = np.random.default_rng(seed_of(cell[-1], TEST_BLOCK))
+        begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= late]
+        near = (abs(kept[:, None] - np.array(begun)) <= NEAR).any(1)
         yield (
             cell,
             {
-                "roundness": np.stack(roundness)[:, index],
-                "gap_spread": np.stack(spread)[:, index],
-                "exchanges": np.histogram([exchange.at for exchange in counted[1]], [-1, *index])[0],
-                "loss": loss[index],
-                "picked": right[index],
+                "roundness": np.stack(roundness)[:, points],
+                "gap_spread": np.stack(spread)[:, points],
+                "exchanges": np.histogram([exchange.at for exchange in counted[1]], [-1, *points])[0],
+                "loss": by_token.mean(1)[points],
+                "picked": right[points],
                 "rate": [len(of_table) / ((1 - SETTLED) * s.steps) * 1000 for of_table in settled],
-                "passing": around,
-                **_beside(settled[1], loss, model, kept, s, chance),
+                "spikes": len(begun),
+                "spiked": np.mean(near[[exchange.at for exchange in settled[1]]]) if settled[1] else np.nan,
+                "spiked_chance": near[kept >= late].mean(),
+                "passing": passing(settled[1], by_token, lags),
             },
         )
-        if cell == shown and np.isfinite(costs).any():
-            most = settled[1][int(np.nanargmax(costs))]
-            frames = most.at + lags // s.every
-            frame_loss = by_token[frames][:, [most.one, most.other]].mean(1)
-            values = (tables["unembedding"][frames], frame_loss, kept[frames], most[1:])
-            seen.append(((), dict(zip(("frame_rows", "frame_loss", "frame_step", "frame_pair"), values, strict=True))))
         work.advance("circles", float(n + 1), float(len(runs)))
 
 
@@ -195,48 +165,60 @@ def on_fresh(
     model: Trained, kept: np.ndarray, test: int
 ) -> tuple[Float[np.ndarray, "step token"], Float[np.ndarray, " step"]]:
     """After every kept step, on fresh sequences: the mean loss where each token is the answer, in nats, and `picked`."""
-    run: Any = model.run
-    drawn = run.task.draw(None, torch.Generator().manual_seed(seed_of(0, TEST_BLOCK)), -(-test // run.task.batch))
-    inputs, answers = drawn.inputs.flatten(0, 1)[:test], run.task.answers(drawn).flatten()[:test]
-    share = torch.nn.functional.one_hot(answers, run.task.vocabulary).double()
-    share /= share.sum(0).clamp(min=1)  # a token that nobody asks for has a loss of 0
-    losses, picks = [], []
-    for some in np.array_split(kept, -(-len(kept) // AT_ONCE)):
-        weights = stacked_on([model.recorded[int(step)] for step in some], torch.device("cpu"))
-        switches = Switches.of([run.architecture] * len(some))
-        with torch.no_grad():
-            logits = forward(run.architecture, weights, switches, inputs.expand(len(some), *inputs.shape))
-            right = -logits.log_softmax(-1).gather(-1, answers.expand(len(some), -1)[..., None])[..., 0]
-        losses.append((right.double() @ share).numpy())
-        picks.append(picked(logits, inputs, answers).double().mean(-1).numpy())
-    return np.concatenate(losses), np.concatenate(picks)
+    task: Any = model.run.task
+    losses, picks = scored([at_step(model, int(step)) for step in kept], test)
+    share = np.eye(task.vocabulary)[fresh(task, test)[1].numpy()]
+    return losses @ (share / share.sum(0).clip(1)), picks.mean(1)  # a token that nobody asks for has a loss of 0
 
 
-def _beside(
-    found: Sequence[Exchange],
-    loss: Float[np.ndarray, " step"],
-    model: Trained,
-    kept: np.ndarray,
-    s: Settings,
-    generator: np.random.Generator,
-) -> dict[str, float]:
-    """What settled exchanges have to do with the loss; without any, the number of spikes alone."""
-    first = int(np.searchsorted(kept, SETTLED * s.steps))
-    begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= SETTLED * s.steps]
-    told: dict[str, float] = {"spikes": len(begun)}
-    if not found:
-        return told
-    dates = np.array([one.at for one in found])
-    near = np.zeros(len(kept))
-    for step in begun:
-        near[np.abs(kept - step) <= NEAR] = 1
-    high = loss - median_filter(loss, WINDOW // s.every + 1, mode="nearest")
-    span = len(kept) - first
-    shifts = generator.integers(span, size=s.shifts)
-    shifted = first + (dates - first + shifts[:, None]) % span
-    chance = high[shifted].mean(1)
-    told |= {"excess": high[dates].mean(), "excess_chance": chance.mean(), "excess_scatter": chance.std()}
-    return told | {"spiked": near[dates].mean(), "spiked_chance": near[shifted].mean()}
+class Exchange(NamedTuple):
+    """Two tokens that changed places, and when: the index of a kept step."""
+
+    at: int
+    one: int
+    other: int
+
+
+def circle(
+    rows: Float[np.ndarray, "step token axis"],
+) -> tuple[Float[np.ndarray, " step"], Float[np.ndarray, " step"], Float[np.ndarray, "step token"]]:
+    """(roundness, spread of gaps, angles about the centre) of the circle fitted to the points of each step."""
+    fit = np.concatenate([2 * rows, np.ones_like(rows[..., :1])], -1)
+    centre = (np.linalg.pinv(fit) @ np.square(rows).sum(-1)[..., None])[:, None, :2, 0]
+    off = rows - centre
+    radius, angles = np.hypot(off[..., 0], off[..., 1]), np.arctan2(off[..., 1], off[..., 0])
+    order = np.sort(angles, 1)
+    gaps = np.diff(np.concatenate([order, order[:, :1] + 2 * np.pi], 1), axis=1)
+    return radius.std(1) / radius.mean(1), gaps.std(1) / gaps.mean(1), angles
+
+
+def exchanges(angles: Float[np.ndarray, "step token"]) -> list[Exchange]:
+    """Pairs that change places, by date: by more than half a mean gap before and after, and not around the far side."""
+    count = angles.shape[1]
+    found = []
+    for one in range(count - 1):
+        ahead = angles[:, one, None] - angles[:, one + 1 :]
+        ahead = (ahead + np.pi) % (2 * np.pi) - np.pi
+        for other, lead in enumerate(ahead.T, one + 1):
+            clear = np.flatnonzero(np.abs(lead) > np.pi / count)
+            turned = np.flatnonzero(np.sign(lead[clear[1:]]) != np.sign(lead[clear[:-1]]))
+            for before, after in zip(clear[turned], clear[turned + 1], strict=True):
+                if max(abs(lead[before]), abs(lead[after])) < np.pi / 2:
+                    found.append(Exchange(int(before + after) // 2, one, other))
+    return sorted(found)
+
+
+def passing(
+    found: Sequence[Exchange], by_token: Float[np.ndarray, "step token"], lags: np.ndarray
+) -> Float[np.ndarray, "who lag"]:
+    """Mean loss of the two tokens and of all others around exchanges, those too near to the end left out; else NaN."""
+    curves = []
+    for at, *two in found:
+        if at + lags[0] >= 0 and at + lags[-1] < len(by_token):
+            around = by_token[at + lags]
+            own = around[:, two].mean(1)
+            curves.append([own, (around.sum(1) - 2 * own) / (around.shape[1] - 2)])
+    return np.mean(curves, 0) if curves else np.full((2, len(lags)), np.nan)
 
 
 # -- what a result says
@@ -249,12 +231,6 @@ AT_END = f"after {SETTLED:.0%} of the training"
 def end(ds: xr.Dataset, name: str) -> xr.DataArray:
     """A curve's end."""
     return ds[name].isel(point=-1, drop=True)
-
-
-def cost(ds: xr.Dataset) -> xr.DataArray:
-    """What the two tokens lose on the day of their exchange, over the outer half of the window, nats."""
-    two = ds["passing"].sel(who="the two", drop=True)
-    return two.sel(lag=0, drop=True) - two.where(abs(two["lag"]) > two["lag"].max() / 2).mean("lag")
 
 
 RADIUS = Headline("deviation of the radius over its mean at the end", lambda ds: end(ds, "roundness"))
@@ -270,9 +246,6 @@ HEADLINES = (
     Headline("loss at the end, nats", lambda ds: end(ds, "loss")),
     Headline("right of its own tokens", lambda ds: end(ds, "picked")),
     Headline(f"spikes {AT_END}", lambda ds: ds["spikes"]),
-    Headline("loss at exchanges over its running median, nats", lambda ds: ds["excess"]),
-    Headline("the same at shifted times", lambda ds: ds["excess_chance"]),
-    Headline("cost of an exchange to its two tokens, nats", cost, form="+.3f"),
 )
 
 
@@ -288,10 +261,10 @@ CAPTION = (
 
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
-    """Circles and exchanges over training, and the loss around an exchange, at the last learning rate; one exchange."""
+    """Circles and exchanges over training, and the loss around an exchange, at the last learning rate."""
     residual, rate = str(ds["residual"].values[0]), float(ds["learning_rate"].values[-1])
     of = ds.sel(residual=residual, learning_rate=rate)
-    figure, cells = sheet(2, 2, caption=CAPTION.format(residual, rate, ds.sizes["seed"]))
+    figure, cells = sheet(3, 1, caption=CAPTION.format(residual, rate, ds.sizes["seed"]))
     schedules = [str(name) for name in ds["schedule"].values]
     colors = [COLORS[name] for name in schedules]
 
@@ -302,29 +275,14 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
     for table, name, line in (("embedding", "", ":"), ("unembedding", "{} rate", "-")):
         draw(cells[0, 0], of["roundness"].sel(table=table), "point", name, line)
     between = xr.DataArray(np.diff(ds["point"], prepend=0), dims="point")
-    draw(cells[0, 1], (of["exchanges"] * 1000 / between).isel(point=slice(1, None)), "point", "{} rate")
+    draw(cells[1, 0], (of["exchanges"] * 1000 / between).isel(point=slice(1, None)), "point", "{} rate")
     for who, line in (("the two", "-"), ("others", ":")):
-        draw(cells[1, 0], of["passing"].sel(who=who), "lag", f"{who}, {{}}", line)
+        draw(cells[2, 0], of["passing"].sel(who=who), "lag", f"{who}, {{}}", line)
     cells[0, 0].set(xlabel="step", ylabel="radius: deviation / mean", ylim=(0, 1.5))
-    cells[0, 1].set(xlabel="step", ylabel="exchanges per 1,000 steps")
-    cells[0, 1].set_yscale("symlog", linthresh=10)
-    cells[1, 0].set(xlabel="steps from the exchange", ylabel="loss by token (nat)")
-    if "frame_rows" in ds:
-        _exchange(cells[1, 1], ds)
-    else:
-        cells[1, 1].set_axis_off()
+    cells[1, 0].set(xlabel="step", ylabel="exchanges per 1,000 steps")
+    cells[1, 0].set_yscale("symlog", linthresh=10)
+    cells[2, 0].set(xlabel="steps from the exchange", ylabel="loss by token (nat)")
     return {"": figure}
-
-
-def _exchange(cell: Axes, ds: xr.Dataset) -> None:
-    """The unembedding's rows, and the paths of two tokens around the exchange that cost them most."""
-    rows, steps = ds["frame_rows"].values, ds["frame_step"].values
-    curves(cell, [Series("other tokens", rows[-1, :, 1], GREY, x=rows[-1, :, 0], line="", marker=".")])
-    for token, color in zip(ds["frame_pair"].values.tolist(), (VERMILLION, BLUE), strict=True):
-        path = rows[:, token]
-        curves(cell, [Series("", path[:, 1], color, x=path[:, 0], width=0.8)])
-        curves(cell, [Series(f"token {token}", path[-1:, 1], color, x=path[-1:, 0], line="")])
-    cell.set(xlabel=f"unembedding, steps {steps[0]:,} to {steps[-1]:,}", xticks=[], yticks=[], aspect="equal")
 
 
 # -- statements, at the post's learning rate with spikes: 0.1, constant

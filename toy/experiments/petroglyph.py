@@ -10,7 +10,7 @@ layers the others have seen different prefixes. Under a full mask all see the sa
 
 Trained. Which of two marked tokens stands first (`tasks.WhichFirst`)? Test sequences come with their mirror images, in which
 the two are exchanged: a model blind to order gives both one answer, and is right in exactly one of them, however it was
-trained. Its accuracy is 1/2 without sampling error; its loss is `ln 2` at least.
+trained. Its accuracy is 1/2 without sampling error.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ import xarray as xr
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn import functional
 
 from probes.charts import BLUE, DOTTED, FAINT, GREEN, GREY, INK, ORANGE, VERMILLION, Series, curves, dots, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import Told
+from probes.errors import InputError
 from probes.measure import Headline
 from probes.results.tables import Table
 
-from ..checks import refuse
 from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
@@ -47,16 +46,13 @@ EPS = float(np.finfo(np.float64).eps)
 EPS_OF = "float64 eps of the largest output"
 TEST_SEED = 2**32  # of test sequences; runs have smaller ones
 LONGEST = 8  # of the exact test, tokens: 7! = 5,040 permutations of each prefix
+DECAY = 0.5  # nats per token, of what decays
+RATE = 3e-3
 POINTS = 25  # steps at which training models are tested, at most
 TRAINED_POSITIONAL = ("none", "learned")
 KIND: tuple[str, ...] = ("layers", "mask", "positional", "residual", "feed_forward", "norm")
 DIMS = (*KIND, "seed")
 TRAINED_DIMS = ("layers", "mask", "trained_positional", "seed")
-
-
-def possible(mask: str, positional: str) -> bool:
-    """Decay is a loss per token into the past, which a full mask does not have."""
-    return not (mask == "full" and positional == "decay")
 
 
 @dataclass(frozen=True)
@@ -72,44 +68,33 @@ class Settings(settings.Settings):
     norm: tuple[str, ...] = ("none", "rms", "layer")
     seeds: int = 5
     width: int = 8
-    heads: int = 1
-    decay: float = 0.5
     vocabulary: int = 10
     length: int = 6  # of the exact test, all of whose permutations are tried
     sequences: int = 4
     context: int = 10  # of the task
     steps: int = 1000
-    learning_rate: float = 3e-3
     batch: int = 128
     tests: int = 4096  # and as many mirror images
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        length, context = self.length, self.context
-        refuse(
-            {
-                f"length={length} is out of range; give 3 to {LONGEST}, for all permutations": not 3
-                <= length
-                <= LONGEST,
-                f"length={length} different tokens need as many ids; give vocabulary={length}": length
-                > self.vocabulary,
-                f"context={context} is shorter than the exact test's length={length}; give {length}": context < length,
-            }
-        )
+        most = min(LONGEST, self.vocabulary, self.context)
+        if not 3 <= self.length <= most:  # all permutations of different tokens are tried
+            raise InputError(f"length={self.length} is out of range; give 3 to {most}")
         self.runs()  # architectures, rates and tasks refuse what cannot be
         for case in self.cases():
             self.architecture(**case)
 
     def cases(self) -> list[dict[str, Any]]:
-        """The kinds of models of the exact test, in the order of `difference`'s dimensions."""
+        """The kinds of models of the exact test; a full mask has no decay, which is a loss per token into the past."""
         kinds = (dict(zip(KIND, case, strict=True)) for case in product(*(getattr(self, name) for name in KIND)))
-        return [kind for kind in kinds if possible(kind["mask"], kind["positional"])]
+        return [kind for kind in kinds if (kind["mask"], kind["positional"]) != ("full", "decay")]
 
     def architecture(self, **kind: Any) -> Architecture:
         """A model of a kind, with a residual stream unless it says otherwise."""
-        sizes: dict[str, Any] = {"heads": self.heads, "width": self.width, "length": self.length}
+        sizes: dict[str, Any] = {"width": self.width, "length": self.length}
         sizes |= {"vocabulary": self.vocabulary, "outputs": self.vocabulary}
-        decay = self.decay if kind["positional"] == "decay" else None
+        decay = DECAY if kind["positional"] == "decay" else None
         return Architecture(blocks=kind.pop("layers"), decay=decay, **(sizes | kind))
 
     def trained(self) -> list[tuple[int, str, str]]:
@@ -123,9 +108,7 @@ class Settings(settings.Settings):
             self.architecture(layers=layers, mask=mask, positional=positional, length=self.context, outputs=2)
             for layers, mask, positional in self.trained()
         ]
-        return [
-            Run(shape, task, seed, learning_rate=self.learning_rate) for shape in shapes for seed in range(self.seeds)
-        ]
+        return [Run(shape, task, seed, learning_rate=RATE) for shape in shapes for seed in range(self.seeds)]
 
 
 QUICK = Settings(seeds=2, steps=300, tests=1024)
@@ -148,7 +131,6 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     learned = {
         "trained_difference": Measure("largest change under permuted prefixes, trained", EPS_OF),
         "accuracy": Measure("accuracy on mirrored pairs", "1", ("step",)),
-        "loss": Measure("loss on mirrored pairs", "nat", ("step",)),
     }
     encodings = [name for name in s.positional if name in TRAINED_POSITIONAL]
     return sweep(
@@ -188,19 +170,15 @@ def _trained(s: Settings, tokens: Tensor, orders: Tensor, work: Work) -> Cells:
     for n, kind in enumerate(kinds):
         members: list[Trained] = models[n * s.seeds : (n + 1) * s.seeds]
         architecture = members[0].run.architecture
-        accuracy, loss = (torch.empty(s.seeds, len(ends), dtype=torch.float64) for _ in range(2))
-        for at, step in enumerate(ends):
-            out = exact_outputs(architecture, stacked([model.recorded[step] for model in members]), inputs)
-            accuracy[:, at] = (out.argmax(-1) == answers).double().mean(1)
-            losses = functional.cross_entropy(out.flatten(0, 1), answers.repeat(s.seeds), reduction="none")
-            loss[:, at] = losses.view(s.seeds, -1).mean(1)
+        picks = [exact_outputs(architecture, stacked([m.recorded[step] for m in members]), inputs) for step in ends]
+        accuracy = torch.stack([(out.argmax(-1) == answers).double().mean(1) for out in picks], 1)
         # No other weight depends on the length; the last position stays the last one.
         weights = stacked([model.weights for model in members])
         if "positions" in weights:
             weights["positions"] = weights["positions"][:, -s.length :]
         exact, _ = differences(replace(architecture, length=s.length), weights, tokens, orders)
         cells = [(*kind, seed) for seed in range(s.seeds)]
-        yield from filled(cells, trained_difference=exact, accuracy=accuracy, loss=loss)
+        yield from filled(cells, trained_difference=exact, accuracy=accuracy)
         work.advance("trained models", float(n + 1), float(len(kinds)))
 
 
@@ -219,12 +197,10 @@ def exact_outputs(
     architecture: Architecture, weights: Weights, inputs: Int[Tensor, "sequence position"]
 ) -> Float[Tensor, "model sequence outputs"]:
     """The outputs at the last position, in float64."""
-    s = Switches.of([architecture])
-    exact = Switches(*(None if x is None else x.double() for x in vars(s).values()))  # type: ignore[arg-type]
     doubles = {name: x.double() for name, x in weights.items()}
     models = len(next(iter(doubles.values())))
     with torch.no_grad():
-        return forward(architecture, doubles, exact, inputs[None].expand(models, *inputs.shape))
+        return forward(architecture, doubles, Switches.of([architecture]), inputs[None].expand(models, *inputs.shape))
 
 
 def differences(
@@ -269,12 +245,6 @@ def fresh_of(ds: xr.Dataset, name: str) -> xr.DataArray:
     return ds[name].stack(model=("residual", "feed_forward", "norm", "seed")).drop_vars(["model", *DIMS[3:]])
 
 
-def solved_from(ds: xr.Dataset) -> xr.DataArray:
-    """The first step at which all seeds are above `SOLVED`."""
-    above = (ds["accuracy"] > SOLVED).all("seed")
-    return ds["step"].where(above).min("step")
-
-
 CHANGE = "change of the last output, in eps, by any permutation of the tokens before it"
 LARGEST = Headline(f"the largest {CHANGE}", lambda ds: fresh_of(ds, "difference").max("model"))
 LEAST = Headline(f"the least {CHANGE}", lambda ds: fresh_of(ds, "least_difference").min("model"))
@@ -284,11 +254,7 @@ OFF = Headline(
     "the distance of accuracy from 1/2, in any seed at any step,",
     lambda ds: abs(ds["accuracy"] - 0.5).max(("seed", "step")),
 )
-HEADLINES = (
-    *(LARGEST, LEAST, AFTER, END, OFF),
-    Headline("loss (nats)", lambda ds: ds["loss"].isel(step=-1, drop=True), form=".3f"),
-    Headline(f"all seeds above {SOLVED:g} from step", solved_from, form=".0f"),
-)
+HEADLINES = (LARGEST, LEAST, AFTER, END, OFF)
 
 
 def tables(ds: xr.Dataset) -> list[Table]:

@@ -35,7 +35,7 @@ from ..model import Kernel
 from ..tasks import Copying
 from ..train import Run, Trained
 from . import previous_token, settings
-from .copied import evaluated
+from .copied import evaluated, scored
 from .experiment import Work
 from .reading import (
     WELCH,
@@ -52,7 +52,7 @@ from .reading import (
     together,
     versus,
 )
-from .sweep import Measure, Part, filled, sweep
+from .sweep import Measure, Part, axes, filled, sweep
 
 
 class Case(NamedTuple):
@@ -89,7 +89,6 @@ class Settings(settings.Settings):
     vocabulary: int = 30
     steps: int = 3000
     by_share: tuple[float, ...] = (-0.5, 0.0, 0.5)
-    zipf: float = 1.0
     share_vocabulary: int = 100
     share_steps: int = 10_000
     context: int = 4
@@ -103,44 +102,40 @@ QUICK = Settings(seeds=2, steps=800, share_vocabulary=30, share_steps=1500, test
 
 def measure(s: Settings, work: Work) -> xr.Dataset:
     """Train models of every case, and models whose tokens have unequal shares with rates by those shares."""
-    seeds = range(s.seeds)
-    coords = {"case": list(s.case), "learning_rate": list(s.learning_rate), "by_share": list(s.by_share)}
-    cells = list(product(s.case, s.learning_rate, seeds))
+    coords = axes(s, "case", "learning_rate", "by_share", "seed")
+    cells = list(product(s.case, s.learning_rate, range(s.seeds)))
     trained = work.train("cases", [_run(s, CASES[case], rate, seed) for case, rate, seed in cells], s.steps)
     relative = {"relative": Measure(f"(perplexity - 1) / V after {s.steps} steps")}
-    return sweep(
-        coords | {"seed": list(seeds)},
-        Part(("case", "learning_rate", "seed"), relative, filled(cells, relative=evaluated(trained, s.test)[0])),
-        _shares(s, work),
-    )
+    found = filled(cells, relative=evaluated(trained, s.test)[0])
+    return sweep(coords, Part(("case", "learning_rate", "seed"), relative, found), _shares(s, work))
 
 
 def _shares(s: Settings, work: Work) -> Part:
     cells = list(product(s.by_share, s.learning_rate, range(s.seeds)))
-    plain = [_run(s, Case(2), rate, seed, vocabulary=s.share_vocabulary) for _, rate, seed in cells]
+    plain = [_run(s, CASES["width 2"], rate, seed, vocabulary=s.share_vocabulary) for _, rate, seed in cells]
     runs = [
-        replace(run, task=replace(cast(Copying, run.task), zipf=s.zipf), by_share=power)
+        replace(run, task=replace(cast(Copying, run.task), zipf=1.0), by_share=power)
         for run, (power, *_) in zip(plain, cells, strict=True)
     ]
     trained = work.train("shares", runs, s.share_steps)
     even = [replace(model, run=run) for model, run in zip(trained, plain, strict=True)]
-    (drawn, picked), (alike, _) = (evaluated(models, s.test) for models in (trained, even))
+    (drawn, picked), (alike, _) = (scored(models, s.test) for models in (trained, even))
     measures = {
         "share_loss": Measure("loss on sequences of tokens with unequal shares", "nat"),
         "even_loss": Measure("loss on sequences of tokens with equal shares", "nat"),
         "picked": Measure("share of right answers among the tokens of the sequence"),
         "length_rank": Measure("Spearman's correlation of share and distance from the mean embedding"),
     }
-    losses = [np.log1p(s.share_vocabulary * relative) for relative in (drawn, alike)]
-    values = dict(zip(measures, (*losses, picked, [length_rank(model) for model in trained]), strict=True))
-    return Part(("by_share", "learning_rate", "seed"), measures, filled(cells, **values))
+    lengths = [length_rank(model) for model in trained]
+    losses = {"share_loss": drawn.mean(1), "even_loss": alike.mean(1)}
+    found = filled(cells, picked=picked.mean(1), length_rank=lengths, **losses)
+    return Part(("by_share", "learning_rate", "seed"), measures, found)
 
 
 def _run(s: Settings, case: Case, rate: float, seed: int, **fields: Any) -> Run:
     usual = previous_token.Settings(vocabulary=s.vocabulary, context=s.context, batch=s.batch)
     run = previous_token.run_of(usual, seed, width=case.width, learning_rate=rate, **fields)
-    special = case._asdict() | {"width": case.width}
-    return replace(run, architecture=replace(run.architecture, **special))
+    return replace(run, architecture=replace(run.architecture, **case._asdict()))
 
 
 def length_rank(model: Trained) -> float:

@@ -13,43 +13,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, ClassVar, cast
 
 import numpy as np
-import torch
 import xarray as xr
-from jaxtyping import Float
 from matplotlib.figure import Figure
-from torch.nn import functional
 
 from probes.charts import BLUE, GREEN, VERMILLION, Series, curves, level, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.errors import InputError
 from probes.measure import Headline
-from probes.measures.jacobian import jacobian
 from probes.results.curves import ESTIMATE, spearman
-from probes.results.statistics import over_runs
 from probes.results.tables import Table
 
-from ..model import Architecture, AttentionSwitch, initial
+from ..model import Architecture, AttentionSwitch
 from ..tasks import Copying
-from ..train import Run, Schedule, Trained, logits
-from ..view import Toy
+from ..train import Run
 from . import settings
-from .copied import bag
+from .copied import bag, scored
 from .experiment import Work
 from .reading import changes, courses, judge, known, need, over, places, rises, setting, state, tables_of, under, within
 from .sweep import Measure, Part, axes, filled, sweep
 
-CURVE_POINTS = 20  # of a training curve: means over so many equal parts of the training
+PARTS = 20  # of a training, whose losses' means tell whether it has converged
 STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
-TEST_CHUNK = 2048  # sequences evaluated at a time
-PROFILED = 16  # sequences that the profile of fresh weights is taken over
+RATE = 1e-2  # in the beginning
 KIND = ("layers", "width", "residual", "feed_forward")
 DIMS = (*KIND, "seed", "target")
 
@@ -62,7 +55,7 @@ class Settings(settings.Settings):
     half a cosine. Five seeds stand where the post has one run.
     """
 
-    LEAST: ClassVar = {"target": 0, "rounds": 0, "vocabulary": 2, "context": 2, "steps": CURVE_POINTS}
+    LEAST: ClassVar = {"target": 0, "rounds": 0, "vocabulary": 2, "context": 2, "steps": PARTS}
     layers: tuple[int, ...] = (1, 2, 3)
     width: tuple[int, ...] = (2, 10)
     residual: tuple[bool, ...] = (False, True)
@@ -73,8 +66,6 @@ class Settings(settings.Settings):
     context: int = 10
     steps: int = 5000
     rounds: int = 2  # of training anew those that have not converged, with twice the steps each time
-    learning_rate: float = 1e-2
-    schedule: str = "cosine"
     batch: int = 128
     attention: str = "softmax"  # or sigmoid, relu: what becomes of the lost middle where weights do not sum to 1
     sequences: int = 16_384  # fresh ones for the final loss; its standard error is then 0.006 nats at most
@@ -83,7 +74,7 @@ class Settings(settings.Settings):
         super().__post_init__()
         if (k := max(self.target)) >= self.context:
             raise InputError(f"target {k} is no position of {self.context}; give from 0 to {self.context - 1}")
-        self.runs()  # architectures, rates and schedules refuse what cannot be
+        self.runs()  # architectures refuse what cannot be
 
     def cells(self) -> list[Any]:
         """All models, as values of `DIMS`."""
@@ -91,34 +82,18 @@ class Settings(settings.Settings):
 
     def runs(self) -> list[Run]:
         """The training of every cell."""
-        schedule = cast(Schedule, self.schedule)
+        sizes: Any = {"length": self.context, "vocabulary": self.vocabulary, "outputs": self.vocabulary}
+        sizes["attention"] = cast(AttentionSwitch, self.attention)
         return [
             Run(
-                architecture(layers, width, residual, feed_forward, self.vocabulary, self.context, self.attention),
+                Architecture(blocks=layers, width=width, residual=residual, feed_forward=feed_forward, **sizes),
                 Copying(self.vocabulary, self.context, target, self.batch),
                 seed=seed,
-                learning_rate=self.learning_rate,
-                schedule=schedule,
+                learning_rate=RATE,
+                schedule="cosine",
             )
             for layers, width, residual, feed_forward, seed, target in self.cells()
         ]
-
-
-def architecture(
-    layers: int, width: int, residual: bool, feed_forward: bool, tokens: int, length: int, attention: str = "softmax"
-) -> Architecture:
-    """Of one kind of model, for sequences of so many tokens of so many kinds."""
-    sizes: Any = {"blocks": layers, "width": width, "length": length, "vocabulary": tokens, "outputs": tokens}
-    switches: Any = {"residual": bool(residual), "feed_forward": bool(feed_forward)}
-    return Architecture(**sizes, **switches, attention=cast(AttentionSwitch, attention))
-
-
-def fresh_profile(kind: Architecture, seed: int) -> Float[np.ndarray, " position"]:
-    """Sensitivity of the last position's stream to every token before any training, rms over `PROFILED` sequences."""
-    draw = torch.Generator().manual_seed(TEST_SEED)
-    tokens = torch.randint(kind.outputs, (PROFILED, kind.length), generator=draw)
-    sensitivity = jacobian(Toy(kind, initial(kind, seed)), tokens, method="exact")["sensitivity"].values
-    return np.sqrt((sensitivity**2).mean(0))
 
 
 QUICK = Settings((1, 2), (2, 10), (False,), (False,), 2, (0, 1, 4, 8, 9), steps=1500, rounds=0, sequences=4096)
@@ -144,11 +119,10 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "loss_first": Measure("loss on fresh sequences after the first training", "nat", dtype=single),
         "fall": Measure("fall of the training loss in the last quarter of the last training", "nat", dtype=single),
         "trained": Measure("steps of the last training", dtype=np.int32),
-        "curve": Measure("first training's loss, mean of the steps up to this one", "nat", ("step",), single),
     }
     of_readers = [((reader,), {"limit": [least[k] for k in s.target]}) for reader, least in readers.items()]
     return sweep(
-        axes(s, *DIMS) | {"step": _ends(s.steps)[1:], "reader": list(readers)},
+        axes(s, *DIMS) | {"reader": list(readers)},
         Part(DIMS, measures, filled(s.cells(), **values)),
         Part(("reader",), {"limit": Measure("least loss of a reader of this kind", "nat", ("target",))}, of_readers),
         attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
@@ -156,53 +130,22 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
 
 
 def trained_once(runs: Sequence[Run], steps: int, s: Settings, work: Work, label: str = "") -> dict[str, np.ndarray]:
-    """Train every run for so many steps: its losses, its curve, and what that falls by in the last quarter."""
+    """Train every run for so many steps: its loss with the standard error, and what it falls by in the last quarter."""
     models = work.train(f"retrieval{label}", runs, steps)
-    losses, errors = evaluate(models, s.sequences, work)
-    parts = list(pairwise(_ends(steps)))
-    curve = np.array([[float(model.losses[a:b].mean()) for a, b in parts] for model in models])
-    fall = curve[:, -1 - CURVE_POINTS // 4] - curve[:, -1]
-    return {"loss": losses, "loss_error": errors, "curve": curve, "fall": fall}
-
-
-def _ends(steps: int) -> np.ndarray:
-    return np.linspace(0, steps, CURVE_POINTS + 1).round().astype(int)
-
-
-def evaluate(trained: Sequence[Trained], sequences: int, work: Work) -> tuple[np.ndarray, np.ndarray]:
-    """(loss, its standard error) of every model on the same fresh sequences, in nats."""
-    task: Any = trained[0].run.task
-    inputs = replace(task, batch=sequences).draw(None, torch.Generator().manual_seed(TEST_SEED), 1).inputs[0]
-    by_shape: dict[Architecture, list[int]] = {}
-    for i, model in enumerate(trained):
-        by_shape.setdefault(model.run.architecture.shape, []).append(i)
-    losses, errors, done = np.empty(len(trained)), np.empty(len(trained)), 0
-    for members in by_shape.values():
-        models = [trained[i] for i in members]
-        where = torch.tensor([cast(Copying, model.run.task).target for model in models])
-        parts = []
-        for some in inputs.split(TEST_CHUNK):
-            out = logits(models, some).flatten(0, 1)
-            answers = some.T[where].flatten()
-            parts.append(functional.cross_entropy(out, answers, reduction="none").view(len(members), -1))
-        by_sequence = torch.cat(parts, 1).double()
-        losses[members] = by_sequence.mean(1).numpy()
-        errors[members] = (by_sequence.std(1, correction=0) / math.sqrt(by_sequence.shape[1])).numpy()
-        done += len(members)
-        work.advance("fresh sequences", float(done), float(len(trained)))
-    return losses, errors
+    losses, _ = scored(models, s.sequences, seed=TEST_SEED)
+    parts = [model.losses.tensor_split(PARTS) for model in models]
+    fall = np.array([float(of[-1 - PARTS // 4].mean() - of[-1].mean()) for of in parts])
+    return {"loss": losses.mean(1), "loss_error": losses.std(1) / math.sqrt(s.sequences), "fall": fall}
 
 
 def limits(vocabulary: int, context: int) -> dict[str, list[float]]:
     """Least losses in nats by target, of readers who know the sequence but for something.
 
-    "nothing": has not seen it, `ln V`. "bag of all": sees which tokens there are and how often, not where, as uniform
-    attention does that cannot tell the last token apart. "bag and last": the same of the tokens before the last one, and
-    that one apart; one causal layer without positional encoding knows no more, of whatever width.
+    "nothing": has not seen it, `ln V`. "bag and last": sees which tokens stand before the last one and how often, not
+    where, and that one apart; one causal layer without positional encoding knows no more, of whatever width.
     """
     return {
         "nothing": [math.log(vocabulary)] * context,
-        "bag of all": [bag(vocabulary, context)] * context,
         "bag and last": [bag(vocabulary, context - 1)] * (context - 1) + [0.0],
     }
 
@@ -251,38 +194,11 @@ def roughness(loss: xr.DataArray, shared: bool = False) -> xr.DataArray:
     return (bends * np.sign(bends.sum("seed") - bends)).mean("target") if shared else abs(bends).mean("target")
 
 
-def ordered(ds: xr.Dataset) -> xr.DataArray:
-    """Rank correlations [by, *KIND, seed] of -loss over k: what orders the targets.
-
-    The profile is that of the weights that the seed's models were trained from.
-    """
-    targets, size = ds["target"].values, [setting(ds, name) for name in ("vocabulary", "context")]
-    need(softmax(ds), targets.size > 2)  # probes read no other attention
-    inner, found = targets < size[1] - 1, {}
-    for kind, losses in places(ds["loss"], *KIND):
-        for (seed,), loss in places(-losses, "seed"):
-            profile = fresh_profile(architecture(*kind, *size), seed)[targets]
-            pairs = (profile, loss.values), (targets, loss.values), (profile[inner], loss.values[inner])
-            found[*kind, seed] = [spearman(*pair) for pair in pairs]
-    values = np.reshape(list(found.values()), [*(ds.sizes[dim] for dim in (*KIND, "seed")), 3])
-    by = ["profile of fresh weights", "nearness to the end", "profile, the last token left out"]
-    coords = {dim: ds[dim].values for dim in (*KIND, "seed")} | {"by": by}
-    return xr.DataArray(values, coords, (*KIND, "seed", "by")).transpose("by", ...)
-
-
-def in_deep(ds: xr.Dataset) -> xr.DataArray:
-    """The mean over all kinds of two layers or more, with its interval over seeds [by, estimate]."""
-    deep = ordered(ds).sel(layers=slice(2, None)).mean(KIND)
-    ends = [over_runs(of.values)[:3] for _, of in places(deep, "by")]
-    return xr.DataArray(ends, {"by": deep["by"].values, "estimate": list(ESTIMATE)}, ("by", "estimate"))
-
-
-def of_targets(ds: xr.Dataset, how: str) -> xr.DataArray:
-    """At how many targets the published value is that of the median ("near"), or in the seeds' range ("inside")."""
-    curve, loss = published(ds), ds["loss"]
-    near = abs(loss.median("seed") - curve) <= AGREES
-    inside = (curve >= loss.min("seed") - AGREES) & (curve <= loss.max("seed") + AGREES)
-    return (near if how == "near" else inside).sum("target").where(curve.notnull().any("target"))
+def of_targets(ds: xr.Dataset, inside: bool) -> xr.DataArray:
+    """At how many targets the published value is that of the median, or lies `inside` the seeds' range."""
+    off = ds["loss"] - published(ds)
+    least, most = (off.min("seed"), off.max("seed")) if inside else [off.median("seed")] * 2
+    return ((least <= AGREES) & (most >= -AGREES)).sum("target").where(off.notnull().any(("seed", "target")))
 
 
 LOSS = Headline("loss, nats", lambda ds: ds["loss"].sortby("target"), form=".2f")
@@ -293,12 +209,8 @@ HEADLINES = (
     Headline("change of the loss by longer training", lambda ds: (ds["loss"] - ds["loss_first"]).mean("target")),
     Headline("roughness of a run", lambda ds: roughness(ds["loss"]), form=".2f"),
     Headline("of which seeds share", lambda ds: roughness(ds["loss"], shared=True), form=".2f"),
-    Headline(f"targets within {AGREES:g} of the published, by the median", partial(of_targets, how="near")),
-    Headline("by the seeds' range", partial(of_targets, how="inside")),
-    *(
-        Headline("rank correlation of -loss", ordered, form=".2f"),
-        Headline("in two layers or more", in_deep, form=".2f"),
-    ),
+    Headline(f"targets within {AGREES:g} of the published, by the median", partial(of_targets, inside=False)),
+    Headline("by the seeds' range", partial(of_targets, inside=True)),
 )
 
 
