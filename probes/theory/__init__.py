@@ -9,15 +9,11 @@ from .cesaro import fit_alpha as fit_alpha
 from .kernel import second_moment as second_moment
 from .kernel import second_moment_from_config as second_moment_from_config
 from .rollout import Bounds as Bounds
-from .rollout import PrefixBounds as PrefixBounds
 from .rollout import causal_bound as causal_bound
-from .rollout import centers as centers
 from .rollout import decay_bounds as decay_bounds
 from .rollout import decay_peak as decay_peak
 from .rollout import decay_rollout as decay_rollout
-from .rollout import prefix_bounds as prefix_bounds
 from .rollout import rollout as rollout
-from .rollout import rope_bounds as rope_bounds
 from .rollout import rope_peak as rope_peak
 from .rollout import rope_rollout as rope_rollout
 from .rollout import turned_bounds as turned_bounds

@@ -43,7 +43,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 from scipy.special import gammaln, logsumexp
 
@@ -51,13 +51,6 @@ from ..errors import InputError
 from .cesaro import at_least, check_share
 
 ROW_SUM = 1e-4  # how far the sum of a pattern's row may be from 1: beyond float32's rounding, below half precision's
-
-
-class PrefixBounds(NamedTuple):
-    """What Theorem 4.3 leaves outside a prefix, and what it gives to it. Probabilities."""
-
-    outside: Float[np.ndarray, "layer key"]  # P(z_i >= key) is at most this after layer + 1 layers; 1 inside the prefix
-    share: float  # P(z_i = j) is at least this for every token j of the prefix, after any number of layers
 
 
 class Bounds(NamedTuple):
@@ -91,24 +84,6 @@ def visible(length: int, *, window: int | None = None, prefix: int | None = None
             raise InputError(f"prefix is {prefix} for {length} tokens; give from 1 to {length}")
         mask[:, :prefix] = True
     return mask
-
-
-def centers(mask: Bool[np.ndarray, "query key"]) -> Int[np.ndarray, " center"]:
-    """The mask's center nodes: positions from which every position is reached along edges from a key to its query.
-
-    A position is reached by itself. Without residual streams, these are the tokens that deep layers can still tell of.
-
-    Raises:
-        InputError: the mask is not square.
-
-    Source: [Wu], arXiv 2502.01951, Fig. 1: masks as directed graphs.
-    """
-    if mask.shape[0] != mask.shape[1]:
-        raise InputError(f"mask has shape {list(mask.shape)}; give [query, key], as many keys as queries")
-    reached = mask | np.eye(len(mask), dtype=bool)
-    for _ in range(len(mask).bit_length()):  # paths of twice as many edges each time
-        reached = reached @ reached
-    return np.flatnonzero(reached.all(0))
 
 
 def rollout(
@@ -152,6 +127,8 @@ def rollout(
 def causal_bound(length: int, layers: int, eps: float) -> Float[np.ndarray, "layer key"]:
     """(1 - j eps)^(t+1): what P(z_i >= j), hence P(z_i = j), is at most after t + 1 layers of causal attention, any i.
 
+    With a prefix of K tokens that every query sees the same holds for j >= K, and P(z_i = j) is eps or more for j < K.
+
     Args:
         length: T, tokens.
         layers: rows of the result; row t is for t + 1 layers.
@@ -160,7 +137,7 @@ def causal_bound(length: int, layers: int, eps: float) -> Float[np.ndarray, "lay
     Raises:
         InputError: a number is out of its range.
 
-    Source: [Wu], arXiv 2502.01951, Theorem 4.1, with its constant.
+    Source: [Wu], arXiv 2502.01951, Theorems 4.1 and 4.3, with their constants.
     """
     return window_bound(length, layers, eps, max(length, 2))
 
@@ -187,25 +164,6 @@ def window_bound(length: int, layers: int, eps: float, window: int) -> Float[np.
         raise InputError(f"eps is {eps}; give the smallest visible entry, above 0 and at most 1/{seen}: rows sum to 1")
     falls, times = np.arange(length) * eps**crossing, np.arange(1, layers + 1) // crossing
     return np.maximum(1 - falls, 0.0) ** times[:, None]  # where eps was rounded up, a chance just below zero is zero
-
-
-def prefix_bounds(length: int, layers: int, eps: float, prefix: int) -> PrefixBounds:
-    """Under a prefix mask: what is at most left at or above each j outside the prefix, and the least share inside.
-
-    Args:
-        length: T, tokens.
-        layers: rows of `outside`; row t is for t + 1 layers.
-        eps: what every visible entry (see `visible`) of every pattern is at least; at most 1 / T.
-        prefix: K, the first tokens that every query sees, from 1 to T.
-
-    Raises:
-        InputError: a number is out of its range.
-
-    Source: [Wu], arXiv 2502.01951, Theorem 4.3, with its constants.
-    """
-    outside = causal_bound(length, layers, eps)
-    outside[:, visible(length, prefix=prefix)[0]] = 1.0
-    return PrefixBounds(outside, float(eps))
 
 
 def decay_rollout(distance: int | float | ArrayLike, t: int, m: float) -> Float[np.ndarray, "*distance"]:
@@ -281,22 +239,6 @@ def rope_rollout(distance: int | float | ArrayLike, t: int, c: float, theta: flo
     return _curve(_paths(x, t) - x**2 * rate)
 
 
-def rope_bounds(length: int, t: int, c: float, theta: float, B: float) -> Bounds:
-    """What entry i, j of a rollout of t + 1 layers with logits l_ij - c (i-j)^2 theta^2, |l_ij| <= B, lies between.
-
-    With r = c theta^2 and Z = sum_{k<T} e^{-r k^2}, for distances x from 0 to T - 1: (e^{-2B} / Z)^(t+1) times
-    `rope_rollout`, as the squared steps of a path add up to x^2 at most; and e^{2B(t+1)} C(t+x, x) e^{-r x^2 / (t+1)},
-    as they add up to x^2 / (t+1) at least; never above 1. Arguments as in `rope_rollout` and `decay_bounds`.
-
-    Raises:
-        InputError: a number is out of its range.
-
-    Source: [Wu], arXiv 2502.01951, Lemma 4.6 and Theorem 4.7; the upper bound's exponent is ours.
-    """
-    at_least("length", length, 1)
-    return turned_bounds(np.arange(length) ** 2 * _turning(c, theta), t, B)
-
-
 def turned_loss(
     length: int, strength: ArrayLike, theta: ArrayLike, phase: ArrayLike = 0.0
 ) -> Float[np.ndarray, " distance"]:
@@ -330,7 +272,10 @@ def turned_rates(loss: Float[np.ndarray, " distance"]) -> tuple[float, float]:
 def turned_bounds(loss: Float[np.ndarray, " distance"], t: int, B: float) -> Bounds:
     """What entry i, j of a rollout of t + 1 layers with logits l_ij - f(i-j), |l_ij| <= B, lies between.
 
-    As `rope_bounds`, which is the case f(x) = c theta^2 x^2; the module's text has the derivation and what it needs.
+    One plane is the case f(x) = c theta^2 x^2 of Theorem 4.7: with r = c theta^2 and Z = sum_{k<T} e^{-r k^2},
+    (e^{-2B} / Z)^(t+1) times `rope_rollout`, as the squared steps of a path add up to x^2 at most; and
+    e^{2B(t+1)} C(t+x, x) e^{-r x^2 / (t+1)}, as they add up to x^2 / (t+1) at least; never above 1. The module's text has
+    the derivation for several planes and what it needs.
 
     Args:
         loss: f by distance, as of `turned_loss`; 0 at distance 0.
@@ -340,7 +285,8 @@ def turned_bounds(loss: Float[np.ndarray, " distance"], t: int, B: float) -> Bou
     Raises:
         InputError: a number is out of its range.
 
-    Source: ours, for App. I of [Wu], arXiv 2502.01951.
+    Source: [Wu], arXiv 2502.01951, Lemma 4.6 and Theorem 4.7; the upper bound's exponent and several planes (App. I) are
+    ours.
     """
     if not len(loss) or loss[0] or not np.isfinite(loss).all():
         raise InputError("loss is not finite, or not 0 at distance 0; give one as of turned_loss")

@@ -42,7 +42,6 @@ from probes.theory.rollout import (
     causal_bound,
     decay_bounds,
     rollout,
-    rope_bounds,
     turned_bounds,
     turned_loss,
     visible,
@@ -271,10 +270,10 @@ def decaying(s: Settings, m: float, scale: float, seed: int) -> Walked:
 
 def in_one_plane(s: Settings, theta: float, noise: float, seed: int) -> Walked:
     """4.6 and 4.7, on inputs that are nearly the same vector; the lemma's square is what logits lose."""
-    c, vector = TURNING / 2, torch.tensor(angles() == theta) * (TURNING * PEAK_WIDTH**0.5) ** 0.5
+    vector = torch.tensor(angles() == theta) * (TURNING * PEAK_WIDTH**0.5) ** 0.5
     vector = torch.cat([vector, torch.zeros_like(vector)])
-    lost = c * (np.arange(s.peak_length) * theta) ** 2
-    return turning(s, noise, seed, vector, vector), lost, lambda t, B: rope_bounds(s.peak_length, t, c, theta, B)
+    lost = TURNING / 2 * (np.arange(s.peak_length) * theta) ** 2
+    return turning(s, noise, seed, vector, vector), lost, partial(turned_bounds, lost)
 
 
 def in_planes(s: Settings, kind: str, noise: float, seed: int) -> Walked:
