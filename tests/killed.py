@@ -51,7 +51,7 @@ def main() -> None:
 
     rng, killed = random.Random(seed), 0
     while killed < kills:
-        if command[0] == "pretrain" and (out / "README.md").exists():
+        if command[0] == "pretrain" and (out / "training.json").exists():
             break  # finished, just before it was killed: it would say so
         child = attempt()
         time.sleep(rng.uniform(0.02, seconds))
@@ -71,7 +71,7 @@ def main() -> None:
             if not file.name.startswith("."):
                 load(file)
     began = time.perf_counter()
-    done = command[0] == "pretrain" and (out / "README.md").exists()
+    done = command[0] == "pretrain" and (out / "training.json").exists()
     status = 0 if done else os.waitpid(attempt(), 0)[1]
     if status:
         sys.exit(f"the last attempt failed with {status} after {killed} kills")

@@ -41,10 +41,7 @@ OTHERS: list[dict[str, Any]] = [
     | {"residual": bool((n + n // 2 + n // 4) % 2)}
     for n, switches in enumerate(product((False, True), ("none", "rms", "layer"), (True, False), ("linear", "mlp")))
 ]
-MATCHED = Settings(
-    fresh_seeds=2, seeds=2, ablation_seeds=1, positions=9, targets=0, items=4, width=8, vocabulary=4, classes=16, labels=4,
-    burst=2, steps=3, in_context_steps=2, batch=4, sequences=8,
-)  # fmt: skip
+MATCHED = Settings(fresh_seeds=2, seeds=2, positions=9, targets=0, width=8, vocabulary=4, steps=3, batch=4, sequences=8)
 
 
 def named(look: dict[str, Any]) -> str:

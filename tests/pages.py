@@ -118,4 +118,4 @@ def match() -> xr.Dataset:
     """A committed result of a model beside toys, as if it were of another model."""
     ds = load(Path(__file__).resolve().parent.parent / "reports" / "match" / "match-tiny-llama.nc")
     del ds.attrs["weights"]
-    return judged(ds.assign_attrs(model="ape"), bootstrap=20)
+    return judged(ds.assign_attrs(model="ape"))

@@ -36,7 +36,7 @@ DEFAULTS = {
     "leakage": SPLIT,
     "bos-swap": f"{SPLIT} --products 8 --profile-prompts 1",
     "inspect": "--device cpu --products 8 --seeds 1 --out OUT",
-    "match": f"--quick --prompts 4 --seeds 1 --bootstrap 10 {SHORT}",
+    "match": f"--quick --prompts 4 --seeds 1 {SHORT}",
     "map": "--quick --out OUT",
     "compare": "",
     "families": "",

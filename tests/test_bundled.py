@@ -1,4 +1,4 @@
-"""The bundled models: what their cards claim is measured again, from the files in the repository alone."""
+"""The bundled models: what their training.json claims is measured again, from the files in the repository alone."""
 
 import json
 import lzma
@@ -19,7 +19,7 @@ from probes.models.load import CHECKPOINTS
 from probes.models.named import unpacked
 from toy import recipes
 from toy.corpus import Windows, pack
-from toy.evaluation import validation_loss
+from toy.pretrain import validation_loss
 
 MEGABYTE = 1_000_000
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "jacobian": f"jacobian SMALL --prompts 2 --products 8 --seeds 1 {SHORT}",
     "loss": f"loss SMALL --prompts 4 {SHORT}",
     "inspect": "inspect SMALL --text TEXT2 --baseline none --products 8 --device cpu",
-    "match": f"match SMALL --quick --prompts 4 --seeds 1 --bootstrap 4 {SHORT}",
+    "match": f"match SMALL --quick --prompts 4 --seeds 1 {SHORT}",
     "map": "map --quick --seeds 1 --products 8",
     "toy": "toy retrieval --quick --device cpu --with steps=20 --with seeds=1",
     "pretrain": "pretrain --config SMALL/own.json --text LONG --steps 2 --batch 1 --length 12 "
@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of the map, and toys of a step."""
     few = [Place("depth", strength, 64, 2, 16) for strength in (0.05, 1.64)]
     monkeypatch.setattr("probes.measures.map.places", lambda *, quick: few)
-    monkeypatch.setattr(matching, "QUICK", replace(matching.QUICK, steps=2, in_context_steps=2))
+    monkeypatch.setattr(matching, "QUICK", replace(matching.QUICK, steps=2))
 
 
 def words(name: str, model: Path, out: Path) -> list[str]:

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     ),
     "swapped": lambda model: probes.swapped(model, "zero").embed(TOKENS).numpy(),
     "inspect": lambda model: probes.inspect(model, TOKENS[0], of="top", baseline="none")["sensitivity"].values,
-    "portrait": lambda model: probes.portrait(model, TOKENS, bootstrap=0)["alpha"].values,
+    "portrait": lambda model: probes.portrait(model, TOKENS)["alpha"].values,
     "second moment": lambda model: probes.theory.second_moment(model, TOKENS)["sensitivity"].values,
 }
 

@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from probes.data.documents import Document
 from probes.errors import InputError
-from toy.card import uniform_position0, write_card
 from toy.corpus import Windows, hold_out, pack, train_tokenizer
-from toy.evaluation import bigram_loss, position0_weights, validation_loss
-from toy.pretrain import Options, pretrain, run
+from toy.pretrain import bigram_loss, position0_weights, pretrain, run, validation_loss
+from toy.recipes import Options
 
 VOCABULARY = 300
 SMALL = Options(steps=24, batch=4, length=32, warmup=4, peak_lr=1e-2)
@@ -205,7 +204,8 @@ def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
         for layer in model.model.layers:
             torch.nn.init.zeros_(layer.self_attn.q_proj.weight)  # every logit is 0
         measured = position0_weights(model, torch.randint(0, VOCABULARY, (3, 16)))
-        np.testing.assert_allclose(measured, uniform_position0(16, window), rtol=1e-5)  # float32 softmax
+        seeing = range(1, window or 16)  # query t sees t + 1 positions
+        np.testing.assert_allclose(measured, np.mean([1 / (t + 1) for t in seeing]), rtol=1e-5)  # float32 softmax
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,12 @@ FEW: dict[str, Any] = dict(steps=2, batch=2, length=16, warmup=1, heldout_charac
         ({"dataset": "rows.jsonl", "column": "body"}, "rows.jsonl', split 'train'"),
     ],
 )
-def test_run_trains_on_each_source_and_writes_a_card(source, given, described):
+def test_run_trains_on_each_source_and_says_how(source, given, described):
     report = run(None, source.out, config=source.config, bos=False, command="headwater pretrain ...", **given, **FEW)
     assert report["options"]["bos"] is False
     assert report["data_description"].endswith(described)
-    card = (source.out / "README.md").read_text(encoding="utf-8")
-    for said in (report["data_description"], "no BOS", "headwater pretrain ...", f"{report['validation_loss']:.4f}"):
-        assert said in card
+    assert json.loads((source.out / "training.json").read_text(encoding="utf-8")) == report
+    assert report["command"] == "headwater pretrain ..."
     with pytest.raises(InputError, match="holds a finished model"):
         run(None, source.out, config=source.config, **given, **FEW)
 
@@ -314,15 +313,3 @@ def test_run_refuses_unusable_input_and_writes_nothing(source, given, says):
     with pytest.raises(InputError, match=says):
         run(recipe, out, **given)
     assert sorted(source.path.rglob("*")) == before
-
-
-def test_the_card_has_the_licence_and_a_fence_longer_than_what_it_holds(tmp_path, trained):
-    more = {"data_description": "CPython 3.11.7 standard library", "difference": "nothing | much", "command": None}
-    write_card(tmp_path, trained.report | more | {"sample": "a ``` b"})
-    card = (tmp_path / "README.md").read_text(encoding="utf-8")
-    assert "PSF License" in card
-    assert "sets it apart: nothing | much." in card
-    assert "````text\na ``` b\n````" in card
-    weights = np.array(trained.report["position0_weight"])
-    block, head = np.unravel_index(weights.argmax(), weights.shape)
-    assert f"{weights.max():.4f}, in block {block}, head {head} " in card

@@ -29,7 +29,6 @@ from probes.models.view import View
 from probes.run.memory import available
 from probes.run.spool import GPU_SHARE, HELD, Spool
 from probes.theory.kernel import second_moment
-from toy import narrow
 from toy.train import train
 from toy.view import Toy
 
@@ -212,11 +211,7 @@ RUNS = [*MIXED, copying(architecture=replace(SMALL, positional="rope", norm="rms
 
 
 @pytest.mark.parametrize("float64", [True, False])
-@pytest.mark.parametrize("few", [None, 0])
-def test_toys_train_there_as_here(few, float64, monkeypatch):
-    """Both layouts of `toy.narrow` on the CPU; there everything is done at once."""
-    if few is not None:
-        monkeypatch.setattr(narrow, "FEW", few)
+def test_toys_train_there_as_here(float64):
     expected = train(RUNS, 3, record=(0, 3))
     with Simulated(float64=float64):
         found = train(RUNS, 3, record=(0, 3), device=ONE)

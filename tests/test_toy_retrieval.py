@@ -91,7 +91,7 @@ def test_numbers_of_a_run_are_those_of_each_model_on_its_own(tmp_path):
     tokens = Copying(batch=2500).draw(None, torch.Generator().manual_seed(retrieval.TEST_SEED), 1).inputs[0]
     models = ds.stack(model=DIMS).transpose("model", ...)
     for n, model in enumerate(trained):
-        target = model.run.task.described()["target"]
+        target = model.run.task.target
         chances = logits([model], tokens)[0].double().log_softmax(-1)
         own = -chances[torch.arange(2500), tokens[:, target]]
         assert float(models["loss"][n]) == pytest.approx(float(own.mean()), abs=1e-5)

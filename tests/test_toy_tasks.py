@@ -51,8 +51,6 @@ def test_copying_targets_share_a_stream_and_other_sizes_do_not():
     assert Copying(target=3).stream == Copying(target=-2).stream
     for other in (Copying(vocabulary=11), Copying(length=11), Copying(batch=64), Copying(bos=True)):
         assert other.stream != Copying().stream
-    fields = {"vocabulary": 9, "length": 8, "target": 2, "batch": 16, "bos": False, "zipf": 0.0}
-    assert Copying(9, 8, 2, 16).described() == {"task": "copying"} | fields
 
 
 def test_bos_stands_first_and_nowhere_else():
@@ -67,7 +65,7 @@ def test_bos_stands_first_and_nowhere_else():
     assert torch.equal(drawn.inputs[..., 1:], without[..., 1:])
 
 
-@pytest.mark.parametrize("biased", [None, (0,), (1, 1, 2)])
+@pytest.mark.parametrize("biased", [None, (0,), (1, 2)])
 def test_sequences_have_the_structure_of_the_source(biased):
     task = InContext(items=4, width=6, classes=5, labels=3, burst=2, eps=0.0, batch=1000, biased=biased)
     world = task.world(1, "cpu")
@@ -193,20 +191,6 @@ def test_relabelled_classes_have_each_others_labels():
         assert [told[one] for one in sorted(told)] == [int(world.label_of[one]) for one in before]
 
 
-@pytest.mark.parametrize(("burst", "biased"), [(2, None), (1, (2,))])
-def test_ids_stand_for_classes_labels_and_a_query_from_the_context(burst, biased):
-    task = InContext(items=4, width=8, classes=16, labels=4, burst=burst, biased=biased)
-    world = task.world(0, "cpu")
-    ids = task.ids(world, generator(), 100)
-    assert ids.shape == (100, 9)
-    items, labels, query = ids[:, 0:8:2], ids[:, 1::2], ids[:, 8]
-    assert torch.equal(labels, 16 + world.label_of[items])
-    assert (items == query[:, None]).sum(1).eq(burst).all()
-    assert int(items.max()) < 16
-    if biased is not None:
-        assert torch.equal(ids[:, 4], query)
-
-
 def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes():
     state = torch.get_rng_state()
     world, again, other = (SMALL.world(seed, "cpu") for seed in (5, 5, 6))
@@ -229,9 +213,7 @@ def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes(
         (lambda: InContext(burst=3), "burst=3 does not divide 8 items"),
         (lambda: InContext(classes=1), "classes=1 is too few; give at least 2"),
         (lambda: InContext(eps=-0.1), "eps=-0.1 is out of range"),
-        (lambda: InContext(biased=()), "biased=() are no items; give numbers from 0 to 7, or None"),
-        (lambda: SMALL.pairs(WORLD, generator(), 1, 0, 4), "item 4 is not there; give a number from 0 to 3"),
-        (lambda: SMALL.pairs(WORLD, generator(), 1, 2, 2), "items 2 and 2 are one"),
+        (lambda: InContext(biased=(8,)), "biased=(8,) are no items; give numbers from 0 to 7, or None"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused(make, says):

@@ -19,7 +19,7 @@ from probes.models.identity import weights_hash
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
 from toy.model import Architecture, initial
-from toy.tasks import Copying, InContext
+from toy.tasks import Copying
 from toy.train import Run, train
 from toy.train import logits as predicted
 from toy.view import Toy
@@ -219,32 +219,20 @@ def test_a_trained_toy_of_tokens():
     close(logits(toy, TOKENS)[:, -1], predicted([one], TOKENS)[0], 1e-5)
 
 
-@pytest.mark.parametrize("data", ["gaussian", "fixed"])
-def test_a_trained_toy_of_vectors_has_ids_for_classes_and_labels(data):
-    task = InContext(items=4, width=8, classes=6, labels=3, burst=2, data=data, batch=8)
-    a = Architecture(
-        blocks=2, width=8, length=task.length, vocabulary=None, outputs=3, output_projection=False, head="mlp"
-    )
-    (one,) = train([Run(a, task, seed=3)], 2)
-    toy, world = Toy.of(one), task.world(3, "cpu")
+def test_toys_of_vectors_take_them_or_ids_of_a_table():
+    a = Architecture(blocks=2, width=8, length=9, vocabulary=None, outputs=3, output_projection=False, head="mlp")
+    weights, table = initial(a, 3), torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
+    toy, ids = Toy(a, weights, table=table), torch.tensor([[4, 6, 1, 8, 4, 6, 1, 8, 1]])
+    vectors = table[ids]
     assert toy.spec.vocabulary == 9
-    ids = torch.tensor([[4, 6, 1, 8, 4, 6, 1, 8, 1]])
-    items = world.means[[4, 1, 4, 1, 1]]
-    if data == "gaussian":
-        items = items / math.sqrt(1 + task.eps**2)
-    else:
-        items = (items + task.anisotropy * world.common) / math.sqrt(1 + task.anisotropy**2)
-    vectors = torch.zeros(1, 9, 8)
-    vectors[0, 0::2] = items
-    vectors[0, 1::2] = world.labels[[0, 2, 0, 2]]
-    close(toy.embed(ids), vectors, 1e-6)
+    assert torch.equal(toy.embed(ids), vectors)
     assert torch.equal(toy.placed(vectors), vectors)
     found = logits(toy, ids)
     assert found.shape == (1, 9, 9)
-    assert bool((found[..., :6] == -math.inf).all())
-    close(found[0, -1, 6:], reference_toys.toy_pass(a, one.weights, vectors[0])[1], 1e-5)
+    assert bool((found[..., :6] == -math.inf).all())  # the head's classes are the last ids
+    close(found[0, -1, 6:], reference_toys.toy_pass(a, weights, vectors[0])[1], 1e-5)
     # What ids stand for enters the hash, and stays with fresh weights.
-    assert toy.identity.weights != Toy(a, one.weights).identity.weights
+    assert toy.identity.weights != Toy(a, weights).identity.weights
     assert torch.equal(toy.reinitialized(0).embed(ids), toy.embed(ids))
     # With a position's own vector, where there are any.
     learned = replace(a, positional="learned")
@@ -262,13 +250,9 @@ LONG = torch.zeros(1, LENGTH + 1, dtype=torch.long)
     ("call", "said"),
     [
         (lambda: Toy(WORDS, PLACES), "weight 'positions' has shape [12, 4], its architecture wants None"),
-        (lambda: Toy(WORDS, OWN | {"0.q": OWN["0.q"].double()}), "weights are float32 on cpu, float64 on cpu; give all"),
         (lambda: Toy(replace(WORDS, attention="relu"), OWN), "probes read attention 'softmax', and the toy's is 'relu'"),
-        (lambda: Toy(WORDS, OWN, table=torch.zeros(9, 4)), "the toy has a vocabulary of 9; leave table out"),
-        (lambda: Toy(VECTORS, initial(VECTORS, 0), table=torch.zeros(8, 4)), "give vectors [id, 4], at least"),
         (lambda: Toy(WORDS, OWN, bos=-1), "bos=-1 is no token id; ids run from 0 to 8"),
         (lambda: Toy(VECTORS, initial(VECTORS, 0)).embed(TOKENS), "no token ids; give it table=, or vectors to `placed`"),
-        (lambda: Toy(WORDS, OWN).placed(torch.zeros(1, 3, 4)), "reads token ids, not vectors; give them to `embed`"),
         (lambda: made().embed(LONG), "prompts have 13 positions, 'toy' was made for 12; give from 1 to 12"),
         (lambda: made().trace(torch.zeros(1, 3, 5).double()), "have shape [1, 3, 5]; 'toy' takes [prompt, position, 4]"),
     ],

@@ -1,4 +1,4 @@
-"""Checks of settings that toys and pretraining share; each message names the value and says what to give."""
+"""Settings of toys and of pretraining, and their checks; each message names the value and says what to give."""
 
 from __future__ import annotations
 
@@ -9,44 +9,50 @@ from functools import cache
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-import torch
-
 from probes.errors import InputError
-from probes.run.hardware import named
 
 
-class Checked:
+class Settings:
     """The base of a dataclass whose fields are checked by their types, where they are not None.
 
-    Whole numbers are 1 or more and other numbers 0 or more and finite, unless `LEAST` has another bound; a seed is below
-    2^32; names are those of their `Literal`. Raises InputError.
+    Whole numbers are 1 or more and other numbers finite and, outside of lists, 0 or more, unless `LEAST` has another bound.
+    A seed is below 2^32. Names are those of their `Literal` or of `CHOICES`. A list holds different values, and at least one
+    unless it is empty by default. Raises InputError.
     """
 
     LEAST: ClassVar[Mapping[str, float]] = {}
+    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     def __post_init__(self) -> None:
-        for name, kind in _types(type(self)).items():
+        for name, (kind, listed) in kinds(type(self)).items():
             value = getattr(self, name)
             if value is None:
                 continue
-            least = self.LEAST.get(name, 0 if kind is float else 1)
-            if get_origin(kind) is Literal:
-                one_of(name, value, get_args(kind))
-            elif name == "seed":
-                if not 0 <= value < 2**32:
-                    raise InputError(f"seed={value} is out of range; give a whole number from 0 to {2**32 - 1}")
-            elif kind is int:
-                at_least(name, value, least)
-            elif kind is float and not least <= value < math.inf:
-                raise InputError(f"{name}={value} is out of range; give a finite number of {least} or more")
+            if listed and (len(set(value)) != len(value) or not (value or getattr(type(self), name, None) == ())):
+                raise InputError(f"{name}={','.join(map(str, value)) or 'nothing'}; give one or more different values")
+            least = self.LEAST.get(name, 1 if kind is int else -math.inf if listed else 0)
+            for entry in value if listed else (value,):
+                if choices := get_args(kind) if get_origin(kind) is Literal else self.CHOICES.get(name):
+                    one_of(name, entry, choices)
+                elif name == "seed" and not 0 <= entry < 2**32:
+                    raise InputError(f"seed={entry} is out of range; give a whole number from 0 to {2**32 - 1}")
+                elif kind is int and name != "seed":
+                    at_least(name, entry, least)
+                elif kind is float and not (least <= entry and math.isfinite(entry)):
+                    raise InputError(f"{name}={entry} is out of range; give a finite number of {least} or more")
 
 
 @cache
-def _types(kind: type) -> dict[str, Any]:
-    """By field, its type, without None."""
-    hints = get_type_hints(kind)
-    types = {field.name: (hints[field.name], get_args(hints[field.name])) for field in fields(kind)}
-    return {name: of[of[0] is NoneType] if NoneType in of else hint for name, (hint, of) in types.items()}
+def kinds(settings: type) -> dict[str, tuple[Any, bool]]:
+    """By field: the type of its value, or of a list's values, and whether it is a list; None is left out."""
+    hints, found = get_type_hints(settings), {}
+    for field in fields(settings):
+        kind = hints[field.name]
+        if NoneType in get_args(kind):
+            kind = next(of for of in get_args(kind) if of is not NoneType)
+        listed = get_origin(kind) is tuple
+        found[field.name] = (get_args(kind)[0] if listed else kind, listed)
+    return found
 
 
 def refuse(reasons: Mapping[str, object]) -> None:
@@ -80,6 +86,10 @@ def usable_device(name: str) -> str:
     Raises:
         InputError: no such device.
     """
+    import torch
+
+    from probes.run.hardware import named
+
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return str(named(name))

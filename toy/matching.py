@@ -7,10 +7,10 @@ A toy of a model keeps what the model's sense of position can come from and shri
   (`probes.models.strength`);
 - small: width and feed-forwards, which are plain; of trained toys vocabulary, positions and, of deep models, depth.
 
-Fresh toys read the model's own prompts at its own depth and length. Trained ones read short sequences of a task. Retrieval
-[Liu-7] has one toy for each position that is asked for, in-context retrieval [Wu] answers anywhere. Both ask for all
-positions alike: what a trained toy then prefers is not in its data. Each *variant* takes one ingredient away: the residual
-stream, the causal mask, the positional encoding, the sliding window.
+Fresh toys read the model's own prompts at its own depth and length. Trained ones read short sequences of a task, retrieval
+[Liu-7], one toy for each position that is asked for. It asks for all positions alike: what the toys then prefer together is
+not in their data. Each *variant* of a fresh toy lacks one ingredient: the residual stream, the causal mask, the positional
+encoding, the sliding window.
 
 A window of w positions reaches `blocks (w - 1)` back; it is scaled so that it reaches the same fraction of the toy's
 length as the model's does of the length that the model is measured at.
@@ -18,29 +18,28 @@ length as the model's does of the length that the model is measured at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional
 
 from probes.models.strength import Strength, strength
 from probes.models.view import Spec
-from probes.run.progress import Advance
+from probes.run.progress import Progress, Tally
 
-from .checks import Checked, at_least, usable_device
+from . import checks
+from .checks import at_least, usable_device
 from .model import Architecture, initial
-from .tasks import Copying, InContext, Task
+from .tasks import Copying
 from .train import Run, Trained, logits, train
 from .view import Toy
 
-Training = Literal["init", "retrieval", "in-context"]
+Training = Literal["init", "retrieval"]
 MATCHED = "matched"
 WIDTH = 32  # about; a multiple of the heads
 LEAST_HEAD = 4  # dimensions of a head: two wavelengths of RoPE
@@ -50,42 +49,29 @@ DRAWS = 4  # fresh toys whose strengths are averaged
 
 
 @dataclass(frozen=True)
-class Settings(Checked):
+class Settings(checks.Settings):
     """How toys are made and trained.
 
-    `ablations`: also make variants that lack one ingredient, with `ablation_seeds` seeds instead of the others, and train
-    them on retrieval.
+    `ablations`: also make fresh variants that lack one ingredient.
 
     Raises:
-        InputError: a number that is too small, or items that do not go together.
+        InputError: a number that is too small.
     """
 
-    LEAST: ClassVar = {"items": 4, "positions": 8, "longest": 8, "targets": 0}
+    LEAST: ClassVar = {"positions": 8, "longest": 8, "targets": 0}
     fresh_seeds: int = 4
     longest: int = 512  # positions of a fresh toy at most
     seeds: int = 2
     ablations: bool = True
-    ablation_seeds: int = 2
     deepest: int = 6  # blocks of a trained toy at most
     positions: int = 33  # of retrieval
-    items: int = 8  # pairs of an in-context sequence, as published, which has 2 items + 1 positions
     width: int = WIDTH
     vocabulary: int = 10  # tokens of the retrieval task beside BOS
     targets: int = 6  # positions that retrieval asks for, evenly spaced; 0: every one
-    classes: int = 8192  # too many to be known by heart in so few steps
-    labels: int = 8
-    burst: int = 4
-    eps: float = 0.25  # of an item's noise; [Wu] has 0.75, 2048 classes, 32 labels and 100,000 steps
-    steps: int = 300  # of retrieval
-    in_context_steps: int = 6000
+    steps: int = 300
     batch: int = 32
-    learning_rate: float = 5e-3  # of retrieval; both fall to zero along half a cosine
-    in_context_learning_rate: float = 1e-3
+    learning_rate: float = 5e-3  # falls to zero along half a cosine
     sequences: int = 1000  # of a test of accuracy
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.in_context(self.width)  # raises what does not go together
 
     def asked(self, bos: bool) -> list[int]:
         """Positions that retrieval toys are asked for, one toy each."""
@@ -94,26 +80,20 @@ class Settings(Checked):
             return list(every)
         return sorted({round(float(x)) for x in np.linspace(every[0], every[-1], self.targets)})
 
-    def in_context(self, width: int) -> InContext:
-        return InContext(self.items, width, self.classes, self.labels, self.burst, self.eps, batch=self.batch)
 
-
-QUICK = Settings(
-    fresh_seeds=2, seeds=2, ablations=False, deepest=6, positions=17, items=4, targets=4, steps=200, in_context_steps=200,
-    burst=2, sequences=500,
-)  # fmt: skip
+QUICK = Settings(fresh_seeds=2, ablations=False, positions=17, targets=4, steps=200, sequences=500)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is made for one model: fresh toys by variant, runs by variant and task; `notes` say in what they do not match it.
+    """What is made for one model: fresh toys by variant, and runs of matched ones; `notes` say in what they do not match it.
 
     A variant is "matched", or named by what it lacks: "no residual", "no causal mask", "no positions", "no window". Runs go
     seed by seed, targets in order.
     """
 
     fresh: dict[str, Architecture]
-    runs: dict[tuple[str, Training], list[Run]]
+    runs: list[Run]
     notes: tuple[str, ...]
 
 
@@ -123,11 +103,10 @@ class Member:
 
     view: Toy
     seed: int
-    prompts: Callable[[int], Int[Tensor, "prompt position"]] | None = None  # its task's; None: the model's own
+    prompts: Int[Tensor, "prompt position"] | None = None  # its task's; None: the model's own
     target: int | None = None  # the position asked for
     loss: float = np.nan  # at the end of training, nats
     accuracy: float = np.nan
-    log_p: float = np.nan  # of the right answer, mean
 
 
 @dataclass(frozen=True)
@@ -182,44 +161,31 @@ class Matching:
         )
         base = replace(base, factors=() if strengths is None else _factors(base, strengths))
 
-        def variants(positions: int, **others: Any) -> dict[str, Architecture]:
+        def matched(positions: int, **others: Any) -> Architecture:
             window = _window(spec, length, positions)
             mask = "causal" if window is None else "window"
-            return _variants(replace(base, length=positions, mask=mask, window=window, **others))
+            return replace(base, length=positions, mask=mask, window=window, **others)
 
-        fresh, in_context = variants(base.length), s.in_context(base.width)
-        if not s.ablations:
-            fresh = {MATCHED: fresh[MATCHED]}
-        small: dict[str, Any] = {"blocks": min(spec.blocks, s.deepest)}
-        tokens = variants(s.positions, vocabulary=s.vocabulary + bos, **small)
-        vectors = variants(in_context.length, vocabulary=None, outputs=s.labels, **small)[MATCHED]
-        copying = [Copying(s.vocabulary + bos, s.positions, target, s.batch, bos) for target in s.asked(bos)]
-
-        def run(architecture: Architecture, task: Task, seed: int, rate: float) -> Run:
-            return Run(architecture, task, seed, learning_rate=rate, schedule="cosine")
-
-        runs: dict[tuple[str, Training], list[Run]] = {
-            (name, "retrieval"): [
-                run(tokens[name], task, seed, s.learning_rate)
-                for seed in range(s.seeds if name == MATCHED else s.ablation_seeds)
-                for task in copying
-            ]
-            for name in fresh
-        }
-        runs[MATCHED, "in-context"] = [
-            run(vectors, in_context, seed, s.in_context_learning_rate) for seed in range(s.seeds)
+        whole = matched(base.length)
+        fresh = {MATCHED: whole} | (_ablated(whole) if s.ablations else {})
+        small = matched(s.positions, vocabulary=s.vocabulary + bos, blocks=min(spec.blocks, s.deepest))
+        asked = [Copying(s.vocabulary + bos, s.positions, target, s.batch, bos) for target in s.asked(bos)]
+        runs = [
+            Run(small, task, seed, learning_rate=s.learning_rate, schedule="cosine")
+            for seed in range(s.seeds)
+            for task in asked
         ]
         return Plan(fresh, runs, _notes(spec, s, length, strengths))
 
     def toys(
-        self, plan: Plan, folder: str | Path | None = None, advance: Advance | None = None
+        self, plan: Plan, folder: str | Path | None = None, progress: Progress | None = None
     ) -> dict[tuple[str, Training], list[Member]]:
         """Fresh toys and trained ones by variant and training, in the plan's order.
 
         Args:
             plan: made by this.
             folder: where unfinished training is kept and resumed from; the caller removes it in the end.
-            advance: called with (task, model-steps done, in all).
+            progress: called with (model-steps done, in all).
 
         Raises:
             InputError: as `train.train` does.
@@ -227,26 +193,13 @@ class Matching:
         s, device = self.settings, torch.device(usable_device(self.device))
         members: dict[tuple[str, Training], list[Member]] = {}
         for variant, a in plan.fresh.items():
-            seeds = range(s.fresh_seeds if variant == MATCHED else s.ablation_seeds)
-            views = (Toy(a, initial(a, seed), name=f"{variant} init", condition="init") for seed in seeds)
-            members[variant, "init"] = list(map(Member, views, seeds))
-        trainings: dict[Training, int] = {"retrieval": s.steps, "in-context": s.in_context_steps}
-        for task, steps in trainings.items():
-            planned = {variant: runs for (variant, of), runs in plan.runs.items() if of == task}
-            every = [run for runs in planned.values() for run in runs]
-            done, total = 0, float(len(every) * steps)
-
-            def count(more: int, task: str = task, total: float = total) -> None:
-                nonlocal done
-                done += more
-                if advance is not None:
-                    advance(f"toys: {task}", float(done), total)
-
-            within = None if folder is None else Path(folder) / task
-            trained = iter(train(every, steps, device=device, folder=within, advance=count))
-            for variant, runs in planned.items():
-                of = [next(trained) for _ in runs]
-                members[variant, task] = [_member(one, f"{variant} {task}", s.sequences, device) for one in of]
+            views = (
+                Toy(a, initial(a, seed), name=f"{variant} init", condition="init") for seed in range(s.fresh_seeds)
+            )
+            members[variant, "init"] = list(map(Member, views, range(s.fresh_seeds)))
+        steps = Tally(progress, len(plan.runs) * s.steps)
+        trained = train(plan.runs, s.steps, device=device, folder=folder, advance=steps)
+        members[MATCHED, "retrieval"] = [_member(one, s.sequences, device) for one in trained]
         return members
 
 
@@ -276,10 +229,9 @@ def _factors(base: Architecture, wanted: Strength) -> tuple[tuple[str, float], .
     return tuple(factors.items())
 
 
-def _variants(base: Architecture) -> dict[str, Architecture]:
-    """By name, the matched architecture and those without one ingredient."""
-    found = {MATCHED: base, "no residual": replace(base, residual=False)}
-    found["no causal mask"] = replace(base, mask="full", window=None)
+def _ablated(base: Architecture) -> dict[str, Architecture]:
+    """By name, architectures without one ingredient."""
+    found = {"no residual": replace(base, residual=False), "no causal mask": replace(base, mask="full", window=None)}
     if base.positional != "none":
         found["no positions"] = replace(base, positional="none", frequencies=None)
     if base.window is not None:
@@ -302,31 +254,19 @@ def _notes(spec: Spec, settings: Settings, length: int, strengths: Strength | No
     return tuple(note for note, holds in notes.items() if holds)
 
 
-def _member(trained: Trained, name: str, sequences: int, device: torch.device) -> Member:
-    run, task = trained.run, trained.run.task
-    loss = float(trained.losses[-LAST_STEPS:].mean())
-    if isinstance(task, Copying):
-        view, target = Toy(run.architecture, trained.weights, name=name, bos=task.first), task.target
-    else:
-        view, target = Toy.of(trained, name=name, device=device), None
-    return Member(view, run.seed, partial(_prompts, run, device), target, loss, *_tested(trained, sequences, device))
-
-
-def _prompts(run: Run, device: torch.device, n: int) -> Int[Tensor, "prompt position"]:
-    """Sequences of a run's task as its view reads them; the same ones for all targets of retrieval."""
-    generator, task = torch.Generator(device).manual_seed(TEST_SEED), run.task
-    if isinstance(task, InContext):
-        return task.ids(task.world(run.seed, device), generator, n).cpu()
-    return task.draw(None, generator, -(-n // task.batch)).inputs.flatten(0, 1)[:n].cpu()
-
-
-def _tested(trained: Trained, sequences: int, device: torch.device) -> tuple[float, float]:
-    """(share of unseen sequences a toy is right about, mean log p of the answer); in context those of novel classes."""
-    generator, task = torch.Generator(device).manual_seed(TEST_SEED + 1), trained.run.task
-    if isinstance(task, InContext):
-        drawn = task.novel(task.world(trained.run.seed, device), generator, sequences)
-    else:
-        drawn = task.draw(None, generator, -(-sequences // task.batch))
+def _member(trained: Trained, sequences: int, device: torch.device) -> Member:
+    run, task = trained.run, cast(Copying, trained.run.task)
+    read = (
+        task.draw(None, torch.Generator(device).manual_seed(TEST_SEED), 1).inputs[0].cpu()
+    )  # the same for all targets
+    unseen = torch.Generator(device).manual_seed(TEST_SEED + 1)
+    drawn = task.draw(None, unseen, -(-sequences // task.batch))
     predicted, answers = logits([trained], drawn.inputs.flatten(0, 1).cpu())[0], task.answers(drawn).flatten().cpu()
-    right = (predicted.argmax(-1) == answers).double().mean()
-    return float(right), -float(functional.cross_entropy(predicted, answers))
+    return Member(
+        Toy(run.architecture, trained.weights, name=f"{MATCHED} retrieval", bos=task.first),
+        run.seed,
+        read,
+        task.target,
+        float(trained.losses[-LAST_STEPS:].mean()),
+        float((predicted.argmax(-1) == answers).double().mean()),
+    )

@@ -8,9 +8,7 @@ share.
 Mask, rotation, decay, sinusoidal encoding and residual stream change no shape. They are numbers that enter the pass
 (`Switches`), so that models that differ in them train in one batch.
 
-When only the last position is read out, the last block computes one query, and by associativity neither keys nor values:
-`q . (n_j W_K) = (q W_K^T) . n_j` and `sum_j A_j (n_j W_V) = (sum_j A_j n_j) W_V`, which take d products instead of T d.
-Other blocks of one head take one product for both, `(n_i W_Q W_K^T) . n_j`. With RoPE, which turns keys, all compute them.
+The last block computes one query, that of the last position, which alone is read out.
 
 Defaults are the ones of torch's own layers, which the sources' programs use: matrices uniform within 1/sqrt(inputs), token
 and position embeddings standard normal.
@@ -32,7 +30,7 @@ from torch.nn import functional
 from probes.errors import InputError
 from probes.models.masks import sees
 
-from .checks import Checked, refuse
+from .checks import Settings, refuse
 
 Mask = Literal["full", "causal", "window", "prefix"]
 PositionalSwitch = Literal["none", "learned", "sinusoidal", "rope", "decay"]
@@ -50,7 +48,7 @@ Weights = Mapping[str, Tensor]  # by name, each [E, ...]
 
 
 @dataclass(frozen=True)
-class Architecture(Checked):
+class Architecture(Settings):
     """All switches of one toy transformer.
 
     `kv_heads`: so many heads of keys and values, each shared by as many neighbouring query heads. `mask`: "causal"; "window"
@@ -100,7 +98,7 @@ class Architecture(Checked):
                 raise InputError(
                     f"{switch} is '{chosen}' and {name} is {value}; give both or neither of '{name}' and {name}=N"
                 )
-        axes, planes = self.position_width, self.head_dim // 2
+        planes = self.head_dim // 2
         seen = {f"{name}={getattr(self, name)}": getattr(self, name) or 1 for name in ("window", "prefix")}
         far = [said for said, size in seen.items() if size > self.length]
         refuse(
@@ -118,12 +116,6 @@ class Architecture(Checked):
                 ),
                 f"frequencies={self.frequencies} are not those of {planes} planes of rope; give one for each": (
                     self.frequencies is not None and (self.positional, len(self.frequencies)) != ("rope", planes)
-                ),
-                f"position_width={axes} is of positional='learned', from 1 to the width; give such a one, or None": (
-                    axes is not None and (self.positional != "learned" or axes > self.width)
-                ),
-                "readout='distance' measures from rows of a table, and head is 'mlp'; give head='linear'": (
-                    self.readout == "distance" and self.head == "mlp"
                 ),
                 f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; give "
                 "mask='causal' or 'window'": self.positional == "decay" and self.mask in ("full", "prefix"),
@@ -263,11 +255,10 @@ def forward(
         switches: of the E models.
         inputs: token ids [E, B, T], or vectors [E, B, T, d]; E may be 1 where all models read the same.
     """
-    x = embedded(weights, switches, inputs)
-    for layer in range(architecture.blocks - 1):
-        x = block(architecture, weights, switches, layer, x)
-    x = last_block(architecture, weights, switches, x)
-    return head(architecture, weights, normed(architecture, weights, "norm", x))[:, :, 0]
+    a, x = architecture, embedded(weights, switches, inputs)
+    for layer in range(a.blocks):
+        x = block(a, weights, switches, layer, x, last=layer == a.blocks - 1)
+    return head(a, weights, normed(a, weights, "norm", x))[:, :, 0]
 
 
 def embedded(weights: Weights, switches: Switches, inputs: Tensor) -> Float[Tensor, "model batch position d"]:
@@ -291,21 +282,18 @@ def block(
     switches: Switches,
     layer: int,
     x: Float[Tensor, "model batch position d"],
-) -> Float[Tensor, "model batch position d"]:
-    """One block, all positions."""
-    a = architecture
-    n = normed(a, weights, f"{layer}.attention_norm", x)
-    if a.heads == 1 and switches.turns is None and a.kernel == "inner":
-        asking = (weights[f"{layer}.q"] * a.head_dim**-0.5) @ weights[f"{layer}.k"].mT
-        logits = split(a, times(n, asking)) @ split(a, n).mT  # [E, B, H, T, T]
-    else:
-        q = rotated(a, switches, n, weights[f"{layer}.q"]) * a.head_dim**-0.5
-        k = shared(a, rotated(a, switches, n, weights[f"{layer}.k"]))
-        logits = q @ k.mT
-        if a.kernel == "distance":
-            logits = logits - lengths(a, k)[..., None, :]
-    v = shared(a, split(a, times(n, weights[f"{layer}.v"])))
-    return written(a, weights, switches, layer, x, joined(weighed(a, logits + switches.bias) @ v))
+    *,
+    last: bool = False,
+) -> Float[Tensor, "model batch query d"]:
+    """One block at all positions, or at the last one alone."""
+    a, rows = architecture, x[:, :, -1:] if last else x
+    q, k, v = queries_keys_values(a, weights, switches, layer, x, last=last)
+    k, v = shared(a, k), shared(a, v)
+    logits = (q * a.head_dim**-0.5) @ k.mT  # [E, B, H, query, T]
+    if a.kernel == "distance":  # inner products less this order keys by their distance from the query
+        logits = logits - k.square().sum(-1)[..., None, :] * (0.5 * a.head_dim**-0.5)
+    pattern = weighed(a, logits + switches.bias[..., -rows.shape[2] :, :])
+    return written(a, weights, switches, layer, rows, joined(pattern @ v))
 
 
 def weighed(architecture: Architecture, logits: Tensor) -> Tensor:
@@ -316,39 +304,25 @@ def weighed(architecture: Architecture, logits: Tensor) -> Tensor:
 
 
 def queries_keys_values(
-    architecture: Architecture, weights: Weights, switches: Switches, layer: int, x: Tensor
+    architecture: Architecture, weights: Weights, switches: Switches, layer: int, x: Tensor, *, last: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of a block that reads the stream x, [E, B, H, T, c], keys and values by their own heads; RoPE has acted."""
-    n = normed(architecture, weights, f"{layer}.attention_norm", x)
-    q, k = (rotated(architecture, switches, n, weights[f"{layer}.{name}"]) for name in "qk")
-    if switches.turns is not None:
-        q, k = (part.unflatten(-1, (-1, 2)).mT.flatten(-2) for part in (q, k))
-    return q, k, split(architecture, times(n, weights[f"{layer}.v"]))
+    """Those of a block that reads the stream x, [E, B, H, T, c], keys and values by their own heads; RoPE has acted.
+
+    With `last` the query is that of the last position alone.
+    """
+    a, n = architecture, normed(architecture, weights, f"{layer}.attention_norm", x)
+    rows = {"q": n[:, :, -1:] if last else n, "k": n, "v": n}
+    q, k, v = (split(a, times(of, weights[f"{layer}.{name}"])) for name, of in rows.items())
+    return turned(switches, q), turned(switches, k), v
 
 
-def last_block(
-    architecture: Architecture, weights: Weights, switches: Switches, x: Float[Tensor, "model batch position d"]
-) -> Float[Tensor, "model batch 1 d"]:
-    """The last block at the last position."""
-    a, layer = architecture, architecture.blocks - 1
-    n = normed(a, weights, f"{layer}.attention_norm", x)
-    q = rotated(a, switches, n[:, :, -1:], weights[f"{layer}.q"]) * a.head_dim**-0.5  # [E, B, H, 1, c]
+def turned(switches: Switches, x: Float[Tensor, "model batch head row c"]) -> Tensor:
+    """Queries or keys of the last rows after RoPE, which turns the halves of a head against one another."""
     if switches.turns is None:
-        asked = torch.einsum("ebhc,ehdc->ebhd", q[..., 0, :], by_head(a, weights[f"{layer}.k"]))
-        logits = asked @ n.transpose(-1, -2)  # [E, B, H, T]
-    else:
-        k = shared(a, rotated(a, switches, n, weights[f"{layer}.k"]))
-        logits = (q @ k.mT)[..., 0, :]
-    if a.kernel == "distance":
-        logits = logits - lengths(a, shared(a, split(a, times(n, weights[f"{layer}.k"]))))
-    pattern = weighed(a, logits + switches.bias[..., -1, :])
-    read = torch.einsum("ebhd,ehdc->ebhc", pattern @ n, by_head(a, weights[f"{layer}.v"]))
-    return written(a, weights, switches, layer, x[:, :, -1:], read.flatten(-2)[:, :, None])
-
-
-def lengths(architecture: Architecture, k: Float[Tensor, "model batch head position c"]) -> Tensor:
-    """|k|^2 / (2 sqrt(c)) `[E, B, H, T]`; inner products less this order keys by their distance from the query."""
-    return k.square().sum(-1) * (0.5 * architecture.head_dim**-0.5)
+        return x
+    cos, sin = switches.turns[..., -x.shape[-2] :, :]
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
 
 
 def written(
@@ -410,23 +384,3 @@ def shared(architecture: Architecture, x: Float[Tensor, "*rows group n c"]) -> F
 def joined(x: Float[Tensor, "model batch head position c"]) -> Tensor:
     """Heads side by side again: [E, B, T, d]."""
     return x.transpose(2, 3).flatten(-2)
-
-
-def by_head(architecture: Architecture, matrix: Float[Tensor, "model d features"]) -> Tensor:
-    """The columns of W_K or W_V that each query head reads: [E, H, d, c]."""
-    return shared(architecture, matrix.unflatten(-1, (-1, architecture.head_dim)).transpose(1, 2))
-
-
-def rotated(
-    architecture: Architecture, switches: Switches, n: Float[Tensor, "model batch row d"], matrix: Tensor
-) -> Float[Tensor, "model batch head row c"]:
-    """Queries or keys of the last rows. RoPE turns them as complex numbers, so that its planes' two axes are neighbours."""
-    if switches.turns is None:
-        return split(architecture, times(n, matrix))
-    half = architecture.head_dim // 2
-    x = split(architecture, times(n, matrix.unflatten(-1, (-1, 2, half)).mT.flatten(-3))).unflatten(-1, (half, 2))
-    cos, sin = switches.turns[..., -n.shape[2] :, :half]
-    if x.dtype.itemsize > 2 and x.device.type in ("cpu", "cuda"):
-        return torch.view_as_real(torch.view_as_complex(x) * torch.complex(cos, sin)).flatten(-2)
-    first, second = x.unbind(-1)  # other devices, and numbers of 16 bits, lack parts of complex arithmetic
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)

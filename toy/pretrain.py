@@ -16,13 +16,14 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,46 +33,15 @@ from probes.models.checkpoint import read_object
 from probes.models.families import check_sizes
 from probes.run.files import alone, write_json
 
-from .card import write_card
 from .checkpoints import STATE, UNIT, check_folder, load_state, save_model, save_state, write_log
-from .checks import Checked, above_zero, at_least, usable_device
+from .checks import at_least, usable_device
 from .corpus import SMALLEST_VOCABULARY, Windows, find_text, hold_out, pack, train_tokenizer
-from .evaluation import bigram_loss, position0_weights, sample, validation_loss
-from .recipes import RECIPES, Recipe, recipe_config
+from .recipes import Options, Pretraining, recipe_config
 
 LOG_EVERY = 10  # steps
-SAMPLE_TOKENS = 120
 POSITION0_WINDOWS = 64  # on which attention to position 0 is measured
+PSEUDOCOUNTS = (1.0, 3.0, 10.0, 30.0, 100.0)  # k of the bigram model
 Advance: TypeAlias = Callable[[int, float | None], object]
-
-
-@dataclass(frozen=True)
-class Options(Checked):
-    """How to train; all of it enters the fingerprint that a resumed run must match."""
-
-    LEAST: ClassVar = {"length": 2}
-    steps: int = 2400
-    batch: int = 16
-    length: int = 256
-    peak_lr: float = 3e-3
-    warmup: int = 100
-    weight_decay: float = 0.1  # matrices only; decay is known to help sinks form [Gu, section 4]
-    clip: float = 1.0
-    seed: int = 0
-    bos: bool = True
-    compute: Literal["float32", "bfloat16"] = "float32"  # bfloat16: autocast; weights and optimizer stay float32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("peak_lr", "clip"):
-            above_zero(name, getattr(self, name))
-
-    def learning_rate(self, step: int) -> float:
-        """Linear warm-up, then cosine decay to a tenth of the peak at the last step."""
-        if step < self.warmup:
-            return self.peak_lr * (step + 1) / self.warmup
-        fraction = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.peak_lr * (0.1 + 0.45 * (1 + math.cos(math.pi * fraction)))
 
 
 def pretrain(
@@ -80,12 +50,13 @@ def pretrain(
     *,
     training: Sequence[Document],
     heldout: Sequence[Document],
-    options: Options = Options(),
+    options: Options,
     keep_steps: Sequence[int] = (0,),
     save_every: int = 200,
     device: str = "cpu",
     fresh: Callable[[Any], Any] | None = None,
     told: Mapping[str, Any] | None = None,
+    notes: Mapping[str, Any] | None = None,
     advance: Advance = lambda step, loss: None,
 ) -> dict[str, Any]:
     """Train a fresh model of `config` and write it to the folder `out`; resume a run that was interrupted there.
@@ -99,6 +70,7 @@ def pretrain(
         save_every: steps between resumable states (removed at the end).
         fresh: makes the model that is trained from the config; without it the options' seed decides the weights.
         told: what `fresh` depends on; a resumed run must share it, and `training.json` holds it.
+        notes: what else `training.json` is to hold.
         advance: called with (steps done, loss where it is logged).
 
     Returns:
@@ -140,9 +112,10 @@ def pretrain(
             "heldout_tokens": len(held),
             "seconds": round(run.seconds, 1),
             "final_training_loss": run.log[-1]["loss"],
-            **_measured(model, tokenizer, stream, validation),
+            **_measured(model, stream, validation, len(tokenizer)),
             "device": device,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            **(notes or {}),
         }
         save_model(model, tokenizer, out)
         write_json(out / "training.json", report)
@@ -150,17 +123,58 @@ def pretrain(
         return report
 
 
-def _measured(model: Any, tokenizer: Any, stream: np.ndarray, validation: Windows) -> dict[str, Any]:
+def _measured(model: Any, stream: np.ndarray, validation: Windows, vocabulary: int) -> dict[str, Any]:
     """What is measured on the weights that are shipped, rounded to bfloat16, not on the better ones in memory."""
     model.eval().to(torch.bfloat16).to(torch.float32)
     inputs, _ = validation.at(validation.side_by_side()[:POSITION0_WINDOWS])
-    tokens = min(validation.length, SAMPLE_TOKENS)
     return {
         "validation_loss": round(validation_loss(model, validation), 4),
-        "bigram_validation_loss": round(bigram_loss(stream, validation, len(tokenizer)), 4),
+        "bigram_validation_loss": round(bigram_loss(stream, validation, vocabulary), 4),
         "position0_weight": [[round(w, 4) for w in layer] for layer in position0_weights(model, inputs)],
-        "sample": sample(model, tokenizer, length=tokens, seed=validation.seed),
     }
+
+
+@torch.no_grad()
+def validation_loss(model: Any, windows: Windows, *, batch: int = 32) -> float:
+    """Mean next-token loss in nats over the windows side by side."""
+    starts, total = windows.side_by_side(), 0.0
+    for at in range(0, len(starts), batch):
+        inputs, targets = (tokens.to(model.device) for tokens in windows.at(starts[at : at + batch]))
+        logits = model(input_ids=inputs, use_cache=False).logits.float()
+        total += functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+    return total / (len(starts) * windows.length)
+
+
+def bigram_loss(training: Int[np.ndarray, " token"], heldout: Windows, vocabulary: int) -> float:
+    """Nats per token of the best bigram model on the held-out windows' targets.
+
+    Counts from the training stream, interpolated with the unigram: p(b|a) = (n_ab + k p_b) / (n_a + k). The k is the
+    one that does best on the held-out text itself, which favours the bigram, not us.
+    """
+    # Pairs as single numbers: a full table would hold V V counts, nearly all of them zero.
+    pairs, counts = np.unique(training[:-1] * vocabulary + training[1:], return_counts=True)
+    unigram = (np.bincount(training, minlength=vocabulary) + 1) / (len(training) + vocabulary)
+    cut = heldout.cut(heldout.side_by_side())
+    before, after = cut[:, :-1].ravel(), cut[:, 1:].ravel()
+    wanted = before * vocabulary + after
+    place = np.searchsorted(pairs, wanted).clip(max=len(pairs) - 1)
+    together = np.where(pairs[place] == wanted, counts[place], 0)
+    totals = np.bincount(training[:-1], minlength=vocabulary)
+    losses = [-np.log((together + k * unigram[after]) / (totals[before] + k)).mean() for k in PSEUDOCOUNTS]
+    return float(min(losses))
+
+
+@torch.no_grad()
+def position0_weights(model: Any, inputs: Int[Tensor, "window length"]) -> list[list[float]]:
+    """Mean attention weight on position 0, [layer][head], over the queries after 0 that may look at it."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # this is our own model, fresh from training, and it is set back
+    try:
+        patterns = model(input_ids=inputs.to(model.device), use_cache=False, output_attentions=True).attentions
+    finally:
+        model.set_attn_implementation(before)
+    window = getattr(model.config, "sliding_window", None) or inputs.shape[1]
+    return [layer[:, :, 1:window, 0].float().mean((0, 2)).tolist() for layer in patterns]
 
 
 class _Training:
@@ -283,61 +297,44 @@ def run(
     recipe: str | None,
     out: str | Path,
     *,
-    config: str | Path | None = None,
-    text: str | Path | None = None,
-    dataset: str | None = None,
-    split: str | None = None,
-    column: str | None = None,
-    characters: int | None = None,
-    heldout_characters: int = 240_000,
-    bos: bool | None = None,
-    keep_steps: Sequence[int] | None = None,
-    save_every: int = 200,
-    device: str = "auto",
     command: str | None = None,
     advance: Advance = lambda step, loss: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """What `headwater pretrain` does: find config and text, train, write the model card.
+    """What `headwater pretrain` does: find config and text, and train.
 
     Args:
         recipe: a name of `RECIPES`; exactly one of it and `config`, a transformers `config.json`, is given.
         out: an empty or new folder, or one that holds an unfinished run.
-        text, dataset: the source, at most one; the standard library of the running CPython if none is given.
-        split, column, characters: of the dataset; reading stops after so many characters.
-        heldout_characters: kept out of training, for validation.
-        bos: start windows with BOS; the recipe's own policy if None (and yes for a config).
-        keep_steps: weights to keep; the recipe's own, as far as training goes, if None (and step 0 for a config).
-        command: how this was called, for the card.
-        settings: other fields of `Options`.
+        command: how this was called, for `training.json`.
+        settings: other fields of `toy.recipes.Pretraining`.
+
+    Returns:
+        What `training.json` holds.
 
     Raises:
         InputError: anything given cannot be used. Nothing has been written then.
     """
-    out = Path(out)
-    if (recipe is None) == (config is None):
-        given = "neither" if recipe is None else f"both '{recipe}' and '{config}'"
-        raise InputError(f"{given} given; give a recipe ({', '.join(RECIPES)}) or --config FILE")
-    if recipe is not None and recipe not in RECIPES:
-        raise InputError(f"recipe '{recipe}' is unknown; choose one of {', '.join(RECIPES)}")
-    row = RECIPES[recipe] if recipe is not None else Recipe("", "")
-    options = Options(bos=row.bos if bos is None else bos, **settings)
-    if keep_steps is None:
-        keep_steps = [step for step in row.keep_steps if step < options.steps]
-    where: dict[str, Any] = {"keep_steps": keep_steps, "save_every": save_every}
-    device = usable_device(device)
+    given, out = Pretraining(recipe=recipe, out=Path(out), **settings), Path(out)
+    options, keep_steps, device = given.training(), given.kept(), usable_device(given.device)
     check_folder(out)
-    built = recipe_config(row) if config is None else _read_config(Path(config))
-    _check(built, options, **where)
-
-    documents, data = find_text(text=text, dataset=dataset, split=split, column=column, characters=characters)
-    training, heldout = hold_out(documents, characters=heldout_characters)
-    where |= {"training": training, "heldout": heldout, "device": device, "advance": advance}
-    report = pretrain(built, out, options=options, **where)
-    report |= {"data_description": data, "difference": row.difference, "command": command}
-    write_json(out / "training.json", report)
-    write_card(out, report)
-    return report
+    config = recipe_config(given.row) if given.config is None else _read_config(Path(given.config))
+    _check(config, options, keep_steps=keep_steps, save_every=given.save_every)
+    source = {name: getattr(given, name) for name in ("text", "dataset", "split", "column", "characters")}
+    documents, data = find_text(**source)
+    training, heldout = hold_out(documents, characters=given.heldout_characters)
+    return pretrain(
+        config,
+        out,
+        training=training,
+        heldout=heldout,
+        options=options,
+        keep_steps=keep_steps,
+        save_every=given.save_every,
+        device=device,
+        notes={"data_description": data, "difference": given.row.difference, "command": command},
+        advance=advance,
+    )
 
 
 def _read_config(file: Path) -> Any:

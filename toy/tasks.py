@@ -8,8 +8,8 @@ things of them: models that share stream and seed share one copy of the data.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from probes.errors import InputError
 
-from .checks import Checked, at_least
+from .checks import Settings, at_least
 
 
 class Drawn(NamedTuple):
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
     hidden: Tensor  # [step, B, ...]; what a task needs to know the answers by
 
 
-class Task(Checked):
+class Task(Settings):
     """Something to train on; sequences are tokens of a `vocabulary`, or vectors of a `width`, and the other is None.
 
     Unless it says otherwise, a task has a stream of its own, no world, and answers that are drawn with the sequences.
@@ -56,10 +56,6 @@ class Task(Checked):
     def answers(self, drawn: Drawn) -> Int[Tensor, "step batch"]:
         """The class or token to be predicted at the last position."""
         return drawn.hidden
-
-    def described(self) -> dict[str, Any]:
-        """All fields, for provenance and fingerprints."""
-        return {"task": self.kind} | asdict(cast(Any, self))
 
 
 @dataclass(frozen=True)
@@ -152,6 +148,7 @@ class InContext(Task):
     """
 
     kind = "in-context"
+    LEAST: ClassVar = {"biased": 0}
     items: int = 8
     width: int = 64
     classes: int = 2048
@@ -169,7 +166,7 @@ class InContext(Task):
         if self.items % self.burst:
             raise InputError(f"burst={self.burst} does not divide {self.items} items; give a divisor of it")
         at_least("classes", self.classes, self.items // self.burst)
-        if self.biased is not None and not (self.biased and all(0 <= p < self.items for p in self.biased)):
+        if self.biased and max(self.biased) >= self.items:
             raise InputError(f"biased={self.biased} are no items; give numbers from 0 to {self.items - 1}, or None")
 
     @property
@@ -200,16 +197,6 @@ class InContext(Task):
         inputs = self._sequences(world, self._vectors(world, world.means[asked], generator), world.label_of[asked])
         return Drawn(inputs, world.label_of[asked[..., -1]])
 
-    def ids(self, world: World, generator: torch.Generator, n: int) -> Int[Tensor, "n position"]:
-        """Sequences as token ids of a trained toy's view (`toy.view.Toy.of`): class, label, ..., the query's class.
-
-        Classes and queries are drawn as in training; the view's table has every class's vector without noise. Labels are
-        the ids after those of the classes.
-        """
-        asked = self._drawn_classes(generator, (n,))
-        labels = self.classes + world.label_of[asked]
-        return torch.stack([asked, labels], -1).flatten(1)[:, : self.length]
-
     def pairs(self, world: World, generator: torch.Generator, n: int, right: int, wrong: int) -> Drawn:
         """Test sequences of novel classes in which items `right` and `wrong` are one and the same vector.
 
@@ -219,13 +206,7 @@ class InContext(Task):
 
         Returns:
             One step of n sequences.
-
-        Raises:
-            InputError: `right` or `wrong` is no item, or they are one.
         """
-        self._check_items(right, wrong)
-        if right == wrong:
-            raise InputError(f"items {right} and {wrong} are one; give two different items")
         return self._tests(world, generator, n, at=right, copied=wrong)
 
     def novel(self, world: World, generator: torch.Generator, n: int) -> Drawn:
@@ -246,12 +227,7 @@ class InContext(Task):
         return Drawn(self._sequences(world, x, shown), world.label_of[asked[..., -1]])
 
     def single(self, world: World, generator: torch.Generator, n: int, at: int) -> Drawn:
-        """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`.
-
-        Raises:
-            InputError: `at` is no item.
-        """
-        self._check_items(at)
+        """Test sequences of as many novel classes as items, one item each; the query is of the class of item `at`."""
         return self._tests(world, generator, n, at=at, burst=1)
 
     def _tests(
@@ -279,11 +255,6 @@ class InContext(Task):
             x[:, copied] = x[:, at]
         found = labels.gather(1, asked)
         return Drawn(self._sequences(world, x, found)[None], found[None, :, -1])
-
-    def _check_items(self, *numbers: int) -> None:
-        for number in numbers:
-            if not 0 <= number < self.items:
-                raise InputError(f"item {number} is not there; give a number from 0 to {self.items - 1}")
 
     def _drawn_classes(self, generator: torch.Generator, size: tuple[int, ...]) -> Int[Tensor, "*size item_and_1"]:
         """The classes of the items, and that of the query."""

@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -34,8 +34,7 @@ from probes.errors import InputError
 from probes.run.files import alone, remove_empty, require_writable
 from probes.run.store import RESULT, Piece, Store
 
-from . import narrow
-from .checks import Checked, above_zero
+from .checks import Settings, above_zero
 from .model import Architecture, Switches, Weights, forward, initial
 from .tasks import Copying, Task
 
@@ -44,7 +43,6 @@ DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data i
 STEPS_DRAWN = 64  # steps of a block at most
 # Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory.
 TOGETHER = defaultdict(lambda: 1 << 28, cpu=1 << 20)
-PREDICTED_TOGETHER = 16  # models whose predictions are computed at a time
 SAVE_SECONDS, TELL_SECONDS = 20.0, 0.2
 UNFINISHED = "training"  # folder of unfinished work
 
@@ -52,7 +50,7 @@ Schedule = Literal["constant", "cosine"]
 
 
 @dataclass(frozen=True)
-class Run(Checked):
+class Run(Settings):
     """One model and its training. `schedule`: the learning rate stays, or falls to zero along half a cosine.
 
     `by_share`: the rate of a token's rows in embedding and unembedding is multiplied by its share of the tokens, over the
@@ -87,11 +85,6 @@ class Run(Checked):
             )
         if model.outputs < task.outputs:
             raise InputError(f"outputs={model.outputs} are too few for {task.outputs} answers; give {task.outputs}")
-
-    def described(self) -> dict[str, Any]:
-        """All fields, those of architecture and task among them, which agree where their names do."""
-        own = {name: value for name, value in vars(self).items() if name not in ("architecture", "task")}
-        return own | self.architecture.described() | self.task.described()
 
 
 @dataclass
@@ -129,8 +122,8 @@ def train(
         advance: called now and then with the number of model-steps done since; the first call tells what was done before.
 
     Raises:
-        InputError: no runs or steps; steps to record that are not made, or weights that no run has; `folder` cannot be read
-            or written, or is being written to by another process.
+        InputError: no runs or steps; steps to record that are not made; `folder` cannot be read or written, or is being
+            written to by another process.
     """
     if not runs or steps < 1:
         raise InputError(f"{len(runs)} runs of {steps} steps are no training; give at least one of each")
@@ -138,8 +131,6 @@ def train(
     if record and not 0 <= record[0] <= record[-1] <= steps:
         wrong = record[0] if record[0] < 0 else record[-1]
         raise InputError(f"step {wrong} cannot be recorded; give steps from 0 to {steps}")
-    if record and not any(name in initial(run.architecture, 0) for run in runs for name in recorded):
-        raise InputError(f"no run has any of the weights {', '.join(recorded) or '()'}; give names of `initial`'s")
     root = None if folder is None else Path(folder) / UNFINISHED
     if root is not None:
         require_writable(root)
@@ -162,13 +153,12 @@ def forget(folder: str | Path) -> None:
 def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list[int]]:
     """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
 
-    Those that can share data stay together. RoPE, which costs time where it is on, and models with a layout of their own
-    (`toy.narrow`) stand apart from the rest.
+    Those that can share data stay together. RoPE, which costs time where it is on, stands apart from the rest.
     """
     by_shape: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
         a = run.architecture
-        by_shape.setdefault((a.shape, run.task.batch, a.positional == "rope", narrow.suits(a)), []).append(i)
+        by_shape.setdefault((a.shape, run.task.batch, a.positional == "rope"), []).append(i)
     found = []
     for (shape, batch, *_), members in by_shape.items():
         numbers = batch * shape.length * (shape.width * shape.blocks + shape.heads * shape.length)
@@ -182,15 +172,11 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list
 
 def logits(models: Sequence[Trained], inputs: Tensor) -> Float[Tensor, "model batch outputs"]:
     """What trained models of one shape predict at the last position for the same inputs [B, T(, d)], without gradients."""
-    found = []
-    for at in range(0, len(models), PREDICTED_TOGETHER):
-        some = models[at : at + PREDICTED_TOGETHER]
-        architectures = [model.run.architecture for model in some]
-        weights = stacked([model.weights for model in some])
-        shared = inputs[None].expand(len(some), *inputs.shape) if inputs.dtype == torch.long else inputs[None]
-        with torch.no_grad():
-            found.append(forward(architectures[0], weights, Switches.of(architectures), shared))
-    return torch.cat(found)
+    architectures = [model.run.architecture for model in models]
+    weights = stacked([model.weights for model in models])
+    shared = inputs[None].expand(len(models), *inputs.shape) if inputs.dtype == torch.long else inputs[None]
+    with torch.no_grad():
+        return forward(architectures[0], weights, Switches.of(architectures), shared)
 
 
 def stacked(weights: Sequence[Weights]) -> dict[str, Tensor]:
@@ -209,29 +195,20 @@ class _Streams:
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
         self.runs, self.device = runs, device
         self.keys = list(dict.fromkeys((run.task.stream, run.seed) for run in runs))
-        which = [self.keys.index((run.task.stream, run.seed)) for run in runs]
-        self.which = torch.tensor(which, device=device)
-        # Models that read one stream stand side by side, as `groups` has them, and need no copies of it.
-        self.counts = [which.count(n) for n in range(len(self.keys))]
+        self.which = torch.tensor([self.keys.index((run.task.stream, run.seed)) for run in runs], device=device)
         self.worlds = [task.world(seed, device) for task, seed in self.keys]
         task = runs[0].task
         numbers = task.batch * task.length * (task.width or 1)
         self.size = max(1, min(STEPS_DRAWN, DRAW // numbers))  # of a block, in steps
-        self.narrow = narrow.suits(runs[0].architecture)
         self.block, self.inputs, self.answers = -1, torch.empty(0), torch.empty(0)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """(inputs of the pass, and answers [E, B]) of a step.
-
-        Inputs are for each model or for all; those of `narrow` are one for each stream, which `counts` models read.
-        """
+        """(inputs of the pass, for each model or for all, and answers [E, B]) of a step."""
         if step // self.size != self.block:
             self._draw(step // self.size)
         n = step % self.size
         inputs = self.inputs[:, n]
-        if self.narrow:
-            inputs = narrow.one_hot(inputs, self.runs[0].architecture.vocabulary or 0)
-        elif len(self.keys) < len(self.runs) and (len(self.keys) > 1 or inputs.dtype == torch.long):
+        if len(self.keys) < len(self.runs) and (len(self.keys) > 1 or inputs.dtype == torch.long):
             # One stream of vectors is read by all as it is; ids index every model's own table.
             inputs = inputs[self.which]
         return inputs, self.answers[:, n]
@@ -272,7 +249,7 @@ class _Group:
             "record": record,
             "recorded": names,
             "device": device.type,
-            "runs": [run.described() for run in runs],
+            "runs": [[run.task.kind, asdict(run)] for run in runs],
         }
         self._keep()
 
@@ -316,13 +293,9 @@ class _Group:
     ) -> Float[Tensor, "model parameter"]:
         """The gradient of this step's losses, which are stored in `losses`."""
         inputs, answers = streams.at(self.step)
-        if streams.narrow:
-            out = narrow.forward(self.architecture, leaves, switches, inputs, streams.counts)  # [E, outputs, B]
-            losses = functional.cross_entropy(out, answers, reduction="none").mean(1)
-        else:
-            out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
-            losses = functional.cross_entropy(out.flatten(0, 1), answers.flatten(), reduction="none")
-            losses = losses.view(answers.shape).mean(1)
+        out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
+        losses = functional.cross_entropy(out.flatten(0, 1), answers.flatten(), reduction="none")
+        losses = losses.view(answers.shape).mean(1)
         slopes = torch.autograd.grad(losses.sum(), list(leaves.values()))
         self.losses[self.step] = losses.detach()
         return torch.cat([slope.flatten(1) for slope in slopes], 1)

@@ -55,7 +55,6 @@ from .model import (
     shared,
     written,
 )
-from .tasks import InContext
 from .train import Trained
 
 # The field's word for each switch: sinusoids are absolute positions added to the embeddings, as learned ones are, and decay
@@ -85,7 +84,8 @@ class Toy(Watched):
         positional: False: no positional encoding reaches the blocks, learned positions are zero.
 
     Raises:
-        InputError: weights that are not the architecture's, a table that does not fit, a `bos` outside the vocabulary.
+        InputError: weights that are not the architecture's, attention that views do not compute, a `bos` outside the
+            vocabulary.
     """
 
     backend = "toy"
@@ -106,7 +106,7 @@ class Toy(Watched):
         self.architecture, self.tokenizer = architecture, None
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False
         self._name, self._condition, self.first_ids = name, condition, () if bos is None else (bos,)
-        self._table = None if table is None else _checked_table(architecture, table).to(first)
+        self._table = None if table is None else table.detach().to(first)
         self._weights = {name: tensor.detach()[None] for name, tensor in weights.items()}
         acting = architecture
         if not positional and "positions" in weights:
@@ -122,24 +122,10 @@ class Toy(Watched):
             raise InputError(f"bos={bos} is no token id; ids run from 0 to {self.spec.vocabulary - 1}")
 
     @classmethod
-    def of(cls, trained: Trained, *, name: str | None = None, device: torch.device | str = "cpu") -> Toy:
-        """The view of a trained toy.
-
-        Toys of in-context retrieval read vectors. Token ids are made for them: id n is class n of the run's world for n
-        below the number of classes, and then come the labels, which are what the head tells apart. A class's vector is
-        that of an item without its noise, `mu / sqrt(1 + eps^2)` for "gaussian" data, and its one vector for "fixed" data.
-
-        Args:
-            trained: as `toy.train.train` gives it.
-            name: for provenance; the task's unless given.
-            device: where it was trained: generators of another kind of device draw another world.
-        """
-        task, table = trained.run.task, None
-        if isinstance(task, InContext):
-            world = task.world(trained.run.seed, device)
-            lean, spread = (0.0, task.eps) if task.data == "gaussian" else (task.anisotropy, task.anisotropy)
-            table = torch.cat([(world.means + lean * world.common) / (1 + spread**2) ** 0.5, world.labels])
-        return cls(trained.run.architecture, trained.weights, name=name or f"toy of {task.kind}", table=table)
+    def of(cls, trained: Trained, *, name: str | None = None) -> Toy:
+        """The view of a trained toy, as `toy.train.train` gives it; named after its task unless told."""
+        run = trained.run
+        return cls(run.architecture, trained.weights, name=name or f"toy of {run.task.kind}")
 
     @property
     def identity(self) -> Identity:
@@ -175,13 +161,7 @@ class Toy(Watched):
 
     @torch.no_grad()
     def placed(self, vectors: Float[Tensor, "batch position d"]) -> Float[Tensor, "batch position d"]:
-        """What block 0 reads where inputs are vectors: they and their positions.
-
-        Raises:
-            InputError: the toy reads token ids.
-        """
-        if self.architecture.vocabulary is not None:
-            raise InputError(f"'{self._name}' reads token ids, not vectors; give them to `embed`")
+        """What block 0 reads where inputs are vectors: they and their positions."""
         self._check(vectors)
         return self._entering(vectors.to(self.device, self.dtype))
 
@@ -379,17 +359,3 @@ def _check_weights(a: Architecture, weights: Mapping[str, Tensor]) -> None:
             raise InputError(
                 f"probes read {name} '{read}', and the toy's is '{getattr(a, name)}'; give one with '{read}'"
             )
-    kinds = {(tensor.dtype, tensor.device) for tensor in weights.values()}
-    if len(kinds) > 1:
-        said = ", ".join(sorted(f"{str(dtype).removeprefix('torch.')} on {device}" for dtype, device in kinds))
-        raise InputError(f"weights are {said}; give all in one dtype and on one device")
-
-
-def _checked_table(a: Architecture, table: Tensor) -> Tensor:
-    if a.vocabulary is not None:
-        raise InputError(f"the toy has a vocabulary of {a.vocabulary}; leave table out")
-    if table.ndim != 2 or table.shape[1] != a.width or len(table) < a.outputs:
-        raise InputError(
-            f"table has shape {list(table.shape)}; give vectors [id, {a.width}], at least the {a.outputs} classes"
-        )
-    return table.detach()

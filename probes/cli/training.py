@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from ..errors import InputError
-from ..options import MOST_PRODUCTS, MOST_SEEDS, Options, argument, flag, option
+from toy.recipes import Pretraining
+
+from ..options import MOST_PRODUCTS, MOST_SEEDS, argument, flag, option
 from .command import command
 from .console import given, print_lines, print_table, print_written, progress, remark
 
@@ -89,56 +89,9 @@ def toy(
         print_lines([extent(ds), *summary(name, ds)])
 
 
-@dataclass(frozen=True)
-class Pretraining(Options):
-    """What `toy.pretrain.run` takes; its defaults are written out again because the help may not import torch."""
-
-    out: Path = option("New or empty folder; an unfinished run in it is continued.", ...)
-    recipe: str | None = argument(
-        "tiny-llama, tiny-llama-ntk, tiny-mistral-window, tiny-qwen2, tiny-sink-logits or tiny-no-sink-logits."
-    )
-    config: Path | None = option("Instead of a recipe: a transformers config.json.")
-    text: Path | None = option(
-        "Train on a text file, .jsonl file or folder of them; on the standard library of this Python if none is given."
-    )
-    dataset: str | None = option("Train on a dataset: owner/name, owner/name:config, or a parquet or JSON file.")
-    split: str | None = option("Split of the dataset; 'train' if not given.")
-    column: str | None = option("Column of the dataset that holds the text; 'text' if not given.")
-    characters: int | None = option("Characters of the dataset to read; 50 million if not given.")
-    heldout_characters: int = option("Text kept out of training, for validation.", 240_000)
-    steps: int = option("Updates of the weights.", 2400)
-    batch: int = option("Windows per step.", 16)
-    length: int = option("Tokens per window.", 256)
-    peak_lr: float = option("Learning rate after warm-up; it decays to a tenth.", 3e-3)
-    warmup: int = option("Steps of linear warm-up.", 100)
-    weight_decay: float = option("Weight decay of AdamW, on matrices only.", 0.1)
-    clip: float = option("Largest norm of the gradient.", 1.0)
-    seed: int = option("Decides the initial weights and the order of the data.", 0)
-    compute: Literal["float32", "bfloat16"] = option("Weights stay float32; bfloat16 is autocast.", "float32")
-    keep_steps: str | None = option("Steps whose weights are kept, as in 0,100; the recipe's own if not given.")
-    save_every: int = option("Steps between the states that a run resumes from.", 200)
-    bos: bool | None = option(
-        "Start windows with BOS; if not given, as the recipe says, or yes for a config.", None, "--bos/--no-bos"
-    )
-    device: OneDevice = "auto"
-
-    def values(self) -> dict[str, Any]:
-        """As `toy.pretrain.run` takes them.
-
-        Raises:
-            InputError: steps that are no list of whole numbers.
-        """
-        try:
-            steps = None if self.keep_steps is None else tuple(int(part) for part in self.keep_steps.split(","))
-        except ValueError:
-            said = f"keep-steps '{self.keep_steps}' is not a list of steps"
-            raise InputError(f"{said}; give whole numbers, as in 0,100") from None
-        return vars(self) | {"keep_steps": steps}
-
-
 @command()
 def pretrain(options: Pretraining) -> None:
-    """Pretrain a small language model from fresh weights and write its model card.
+    """Pretrain a small language model from fresh weights.
 
     The data order follows from seed and step alone, so the same command resumes an interrupted run and ends with the same
     weights as a run without a break.
@@ -152,9 +105,9 @@ def pretrain(options: Pretraining) -> None:
 
     with progress() as bar:
         label, steps = f"pretrain {options.out.name}", float(options.steps)
-        report = run(**options.values(), command=given(), advance=lambda step, loss: bar(label, float(step), steps))
+        report = run(**vars(options), command=given(), advance=lambda step, loss: bar(label, float(step), steps))
     print(
         f"{options.out}: validation loss {report['validation_loss']:.4f} nats per token "
         f"(bigram {report['bigram_validation_loss']:.4f}), largest mean weight on position 0 "
-        f"{max(max(layer) for layer in report['position0_weight']):.4f}; model card in {options.out / 'README.md'}"
+        f"{max(max(layer) for layer in report['position0_weight']):.4f}; all of it in {options.out / 'training.json'}"
     )

@@ -1,4 +1,4 @@
-"""Every probe on one view in one call, and how far two curves over position agree; used to set toys beside a model.
+"""Profile and attention of one view in one call, and how far two curves over position agree: a model's and its toys'.
 
 Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is the first position, 1 the one that is read
 out. The longer one is taken at the shorter one's points, by its logarithm between the two nearest positions; where one
@@ -33,45 +33,27 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..models.load import takes_model
-from ..models.swap import swapped
 from ..models.view import View
 from ..results.curves import rms_log_error, spearman
 from ..results.dataset import dataset, provenance
 from ..results.profiles import typical
-from ..results.statistics import ends, jackknife, jackknife_of_two, numbered
+from ..results.statistics import jackknife, jackknife_of_two, numbered
 from ..results.ushape import SHORTEST, Shape, shape_over
 from ..results.variables import Variable, labelled
-from ..run.progress import Progress, Tally, part
+from ..run.progress import Progress, part
 from ..run.store import Store
-from .bos_swap import removed
 from .jacobian import PRODUCTS, jacobian
-from .leakage.compute import LAGS, PARTS, SOURCES, Band, usual_bands
-from .leakage.compute import check as check_leakage
-from .leakage.forms import resampling, splits
 from .sinks import THRESHOLD, sinks
 
 EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has
-PROMPTS = 8  # of profiles and sinks; of both all, if there are fewer
 BOOTSTRAP = 400
-SHAPES = ("primacy", "recency", "trough")
 _CURVE = ("prompt", "position")
 VARIABLES = {
     "sensitivity": Variable(_CURVE, "||J_j||_F / sqrt(d)"),
-    "sensitivity_swapped": Variable(_CURVE, "||J_j||_F / sqrt(d), position 0 swapped"),
     "elasticity": Variable(_CURVE, "sensitivity * rms(x) / rms(h)"),
-    "elasticity_swapped": Variable(_CURVE, "sensitivity * rms(x) / rms(h), position 0 swapped"),
     "alpha": Variable(_CURVE, "mean weight on the position over the queries from it on [Gu]"),
     "sink_rate": Variable(_CURVE, f"share of heads with alpha > {THRESHOLD:g}"),
     "uniform": Variable(("position",), "alpha of uniform attention"),
-    "reacts": Variable((), "attention to keys >= 1 changed by the swap at position 0, total variation"),
-}
-LEAKAGE = {
-    "leakage_total": Variable((), "leakage of the early band, log form, mean over blocks and heads", "nat^2"),
-    "leakage_source": Variable(("source",), "Shapley value of each source in it", "nat^2"),
-    "leakage_share": Variable(("source",), "share of each source in it"),
-    "residual": Variable((), "its residual component", "nat^2"),
-    "residual_swapped": Variable((), "its residual component, position 0 swapped", "nat^2"),
-    "removed": Variable((), "fraction of its residual component that the swap at position 0 removes"),
 }
 
 Samples = Float[np.ndarray, "_ _ _"]  # [seed, prompt, position]; two curves differ in all three
@@ -100,133 +82,43 @@ def portrait(
     model: View,
     tokens: Int[Tensor, "prompt position"],
     *,
-    replacement: Any = "mean",
-    stationary: bool = True,
-    prompts: int = PROMPTS,
     products: int = PRODUCTS,
-    bootstrap: int = BOOTSTRAP,
     seed: int = 0,
-    documents: Sequence[str] | None = None,
     pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Every probe on one view: profile, sinks by position, sources of leakage, and what a swap at position 0 does.
+    """The profile of one view, and its sinks by position.
 
     Args:
         model: any view, a pretrained model's or a toy's; it is not changed.
-        tokens: ids [prompt, position]; all are taken for leakage, the first ones for the rest.
-        replacement: what the swap puts at position 0, as in `probes.swapped`.
-        stationary: whether the tokens at a position do not depend on the position (except at 0), as leakage requires.
-            Sequences of alternating items and labels are not stationary.
-        prompts: how many of them for sinks and the Jacobian profile, which is exact up to width 64, else a sketch.
-        products: of the sketch, per prompt.
-        bootstrap: resamples for the intervals of leakage.
-        seed: of resampling and probes.
-        documents: what each prompt is a window of, as in `probes.leakage`.
+        tokens: ids [prompt, position].
+        products: of the Jacobian's sketch, per prompt; up to width 64 it is exact.
+        seed: of the sketch.
         pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share done, 1).
 
     Returns:
-        Dataset with `sensitivity`, `elasticity` and the same `_swapped` [prompt, position]; `alpha`, mean weight over blocks
-        and heads, and `sink_rate`, share of heads above the threshold [prompt, position]; `uniform` [position]; `reacts`,
-        mean over blocks and heads; `leakage_total`, `leakage_source` and `leakage_share` [source], `residual`,
-        `residual_swapped` and `removed`, each of the early band and with `_low`, `_high`. Attributes: what made it, `lags`
-        and `band` of leakage, and `refused`, JSON: what is NaN because this model or these prompts do not admit it, and why.
+        Dataset with `sensitivity`, `elasticity`, `alpha`, mean weight over blocks and heads, and `sink_rate`, share of heads
+        above the threshold, each [prompt, position]; `uniform` [position]. Attributes: what made it.
 
     Raises:
         InputError: tokens or options that cannot be used; values that are not finite.
 
-    Source: science of the measurement, sections 1, 3 and 4.
+    Source: science of the measurement, sections 1 and 3.
     """
-    steps = Tally(part(progress), 5)
-    exact = model.spec.width <= EXACT_WIDTH
-    some: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": products}
-    other = swapped(model, replacement, seed=seed)
-    found, pieces = {}, pieces or Store()
-    for name, view in (("sensitivity", model), ("sensitivity_swapped", other)):
-        ds = jacobian(view, tokens[:prompts], seed=seed, pieces=pieces.within(name), **some)
-        found[name], found[name.replace("sensitivity", "elasticity")] = ds.sensitivity.values, ds.elasticity.values
-        steps()
-    seen = sinks(model, tokens[:prompts], keys="all", per_prompt=True, reacts=replacement, pieces=pieces)
+    exact, pieces = model.spec.width <= EXACT_WIDTH, pieces or Store()
+    how: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": products}
+    profile = jacobian(model, tokens, seed=seed, pieces=pieces, progress=part(progress, 0.0, 0.8), **how)
+    seen = sinks(model, tokens, keys="all", per_prompt=True, pieces=pieces, progress=part(progress, 0.8, 1.0))
     alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
-    reacts = seen["reacts"].values
-    steps()
-    length, refused, leaks = tokens.shape[1], {}, {}
-    lags = usual_lags(model, length)
-    bands = usual_bands(length, lags)[:1] if lags else ()
-    try:
-        if not stationary:
-            raise InputError("what stands at a position depends on the position in these prompts")
-        if not bands:
-            raise InputError(f"no lag fits the window, or {length} positions")
-        check_leakage(model, tokens, bands, lags)
-    except InputError as error:
-        refused = {"leakage": str(error)}
-    else:
-        drawn = resampling(len(tokens), bootstrap, seed, documents)
-        leaks = _leaks(model, other, tokens, bands, lags, drawn, pieces)
-    steps.finish()
-    found |= {
-        "alpha": alpha.mean((1, 2)),
-        "sink_rate": (alpha > THRESHOLD).mean((1, 2)),
-        "uniform": seen["uniform"].values.mean(0),
-        "reacts": np.float64(reacts[~np.isnan(reacts)].mean() if not np.isnan(reacts).all() else np.nan),
-    }
-    variables = labelled(VARIABLES, found)
-    for name, variable in LEAKAGE.items():
-        nothing = np.full((3, *[len(SOURCES) for _ in variable.dims]), np.nan)
-        for end, values in zip(("", "_low", "_high"), leaks.get(name, nothing), strict=True):
-            more = f", {end[1:]} end of the 95 % interval" if end else ""
-            variables[f"{name}{end}"] = variable._replace(long_name=variable.long_name + more).of(values)
-    options = {"replacement": replacement, "stationary": stationary, "prompts": prompts, "bootstrap": bootstrap}
+    values = {name: profile[name].values for name in ("sensitivity", "elasticity")}
+    values |= {"alpha": alpha.mean((1, 2)), "sink_rate": (alpha > THRESHOLD).mean((1, 2))}
+    values["uniform"] = seen["uniform"].values.mean(0)
     return dataset(
-        variables,
-        coords={"source": list(SOURCES), "position": range(length)},
-        attrs=provenance(model, tokens, measurement="portrait", **options, seed=seed, **some)
-        | {
-            "lags": f"{lags[0]}-{lags[-1]}" if lags else "",
-            "band": "-".join(map(str, bands[0])) if bands else "",
-            "refused": refused,
-        },
+        labelled(VARIABLES, values),
+        coords={"position": range(tokens.shape[1])},
+        attrs=provenance(model, tokens, measurement="portrait", seed=seed, **how),
     )
-
-
-def _leaks(
-    model: View,
-    other: View,
-    tokens: Int[Tensor, "prompt position"],
-    bands: Sequence[Band],
-    lags: Sequence[int],
-    drawn: Int[Tensor, "resample prompt"],
-    pieces: Store,
-) -> dict[str, np.ndarray]:
-    """Leakage of one band, log form, means over blocks and heads; each with the ends of its interval [3, ...].
-
-    A part of what `probes.leakage` and `probes.bos_swap` give.
-    """
-
-    def means(view: View, scope: str) -> dict[str, np.ndarray]:
-        forms = splits(view, tokens, bands, lags, drawn, pieces=pieces.within(scope))
-        return {name: values.mean((2, 3, 4)) for name, values in forms.items()}
-
-    before, after = means(model, "before"), means(other, "after")
-    sources = before["log_source"]
-    whole = sources.sum(1, keepdims=True)
-    found = {
-        "leakage_total": before["log_form"][:, PARTS.index("total")],
-        "leakage_source": sources,
-        "leakage_share": np.divide(sources, whole, out=np.full_like(sources, np.nan), where=whole > 0),
-        "residual": before["log_stream"][:, 0],
-        "residual_swapped": after["log_stream"][:, 0],
-    }
-    with_ends = {name: np.stack([values[0], *ends(values)]) for name, values in found.items()}
-    return with_ends | {"removed": np.stack(removed(before["log_stream"], after["log_stream"]))[:, 0]}  # of one entry
-
-
-def usual_lags(model: View, length: int) -> tuple[int, ...]:
-    """1 to 8, or as many as a quarter of the prompt and every window have room for; none where there is no room."""
-    window = min((w for w in model.spec.windows if w is not None), default=length)
-    return LAGS[: max(0, min((length - 1) // 4, window - 1))]
 
 
 # ------------------------------------------------------------------------------------------------------ two curves

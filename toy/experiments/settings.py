@@ -1,16 +1,16 @@
-"""Settings of an experiment: a frozen dataclass whose fields are checked by their types, and read from FIELD=VALUE."""
+"""Settings of an experiment, a frozen dataclass (`toy.checks.Settings`), read from FIELD=VALUE."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 from probes.errors import InputError
 
-from ..checks import at_least, one_of
+from ..checks import Settings as Settings
+from ..checks import kinds
 
 BOOLS = {"yes": True, "no": False, "true": True, "false": False}
 # What to give for a field, and for one that is a list.
@@ -20,35 +20,6 @@ WANTED: dict[Any, tuple[str, str]] = {
     bool: ("yes or no", "no,yes"),
     str: ("a name", "names like some,names"),
 }
-
-
-class Settings:
-    """The base: whole numbers are 1 or more, unless `LEAST` says otherwise, and lists hold one or more different values.
-
-    `CHOICES` has what a name may be. Raises InputError.
-    """
-
-    LEAST: ClassVar[Mapping[str, float]] = {}
-    CHOICES: ClassVar[Mapping[str, Sequence[str]]] = {}
-
-    def __post_init__(self) -> None:
-        for name, (kind, listed) in kinds(type(self)).items():
-            value = getattr(self, name)
-            if listed and (not value or len(set(value)) != len(value)):
-                raise InputError(f"{name}={','.join(map(str, value)) or 'nothing'}; give one or more different values")
-            for entry in value if listed else (value,):
-                if kind is int or name in self.LEAST:
-                    at_least(name, entry, self.LEAST.get(name, 1))
-                if name in self.CHOICES:
-                    one_of(name, entry, self.CHOICES[name])
-
-
-@cache
-def kinds(settings: type) -> dict[str, tuple[Any, bool]]:
-    """By field: the type of its value, or of a list's values, and whether it is a list."""
-    hints = get_type_hints(settings)
-    types = {field.name: hints[field.name] for field in fields(settings)}
-    return {name: (get_args(x)[0], True) if get_origin(x) is tuple else (x, False) for name, x in types.items()}
 
 
 def changed(settings: Any, given: Sequence[str], name: str) -> Any:
