@@ -54,7 +54,7 @@ def test_spec_and_identity():
     identity = Toy(toy.architecture, weights, name="mine", bos=3).identity
     assert (identity.name, identity.revision, identity.condition) == ("mine", None, "pretrained")
     assert (identity.backend, identity.dtype, identity.device) == ("toy", "float32", "cpu")
-    assert json.loads(identity.config) == json.loads(json.dumps(toy.architecture.described()))
+    assert json.loads(identity.config) == json.loads(json.dumps(vars(toy.architecture)))
     assert identity.weights == weights_hash(weights.items())
     assert Toy(toy.architecture, weights, bos=0).bos == 0
 

@@ -19,7 +19,7 @@ Shapes in docstrings: E models, B sequences, T positions, d width, H heads, c he
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -137,10 +137,6 @@ class Architecture(Settings):
         plain: Any = {"window": None, "prefix": None, "decay": None, "frequencies": None, "factors": ()}
         positional = self.positional if self.positional == "learned" else "none"
         return replace(self, mask="causal", positional=positional, residual=True, **plain)
-
-    def described(self) -> dict[str, object]:
-        """All fields, as they enter provenance and the fingerprints of checkpoints."""
-        return asdict(self)
 
 
 def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -141,7 +141,7 @@ class Toy(Watched):
             revision=None,
             condition=self._condition,
             weights=weights_hash(stored.items()),
-            config=json.dumps(self.architecture.described(), sort_keys=True),
+            config=json.dumps(asdict(self.architecture), sort_keys=True),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
