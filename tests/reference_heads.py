@@ -114,7 +114,7 @@ def _leakage_of_half(
         values |= {"K": mean_k - mean_m, "R": mean_z - mean_k, "X": s - mean_z + mean_c, "M+": mean_c}
         values |= {"C": mean_c - mean_m, "V": mean_k - mean_c}
         logs = {"both": own, "w_mask": plain_one, "w_residual": own + mean_z - mean_z.mean()}
-        logs |= {"t_residual": own + mask, "neither": plain_one + mask}
+        logs |= {"neither": plain_one + mask}
         rows.append(values | {name: x.exp().mean(0) for name, x in logs.items()})
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -136,9 +136,7 @@ def leakage(
 
     uncorrected = float(((halves[0]["l"] + halves[1]["l"]) / 2).var(-1, correction=0).mean())
     shared, shared_whole = covariance("X", "M+"), covariance("X+", "M")
-    both, only_mask, only_residual, no_terms, neither = (
-        covariance(cell, cell) for cell in ("both", "w_mask", "w_residual", "t_residual", "neither")
-    )
+    both, only_mask, only_residual, neither = (covariance(x, x) for x in ("both", "w_mask", "w_residual", "neither"))
     return {
         "total": covariance("l", "l"),
         "logits": covariance("S", "S"),
@@ -162,6 +160,4 @@ def leakage(
         "neither": neither,
         "weight mask": (only_mask - neither + both - only_residual) / 2,
         "weight residual": (only_residual - neither + both - only_mask) / 2,
-        "terms mask": (only_mask - neither + both - no_terms) / 2,
-        "terms residual": (no_terms - neither + both - only_mask) / 2,
     }

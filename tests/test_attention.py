@@ -1,4 +1,4 @@
-"""Columns, diagonals and blocks of patterns against full patterns in float64; and of whole models."""
+"""Columns and blocks of patterns against full patterns in float64; and of whole models."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ import families
 import pytest
 import torch
 from families import BLOCKS, HEAD_DIM, HEADS, WIDTH
-from measured import BACKENDS, EVERY, SOME, drawn_tokens, hooks_of, watched
+from measured import EVERY, SOME, drawn_tokens, hooks_of, watched
 from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same, sums_of, weights_of
 from torch import Tensor, nn
 
 import probes
 from probes.measures.attention import (
-    by_layer,
     column_statistics,
     columns,
-    diagonals,
     normalizers,
     outputs,
-    pairs,
     pattern_blocks,
     run_watched,
 )
+from probes.measures.leakage.samples import Course
 from probes.models import fused
 from probes.models.families import FAMILIES as ROWS
 from probes.models.fused import attend
@@ -53,10 +51,9 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("pieces")
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
-def test_columns_diagonals_and_pairs(kind, dtype):
+def test_columns(kind, dtype):
     given = drawn(LENGTH, dtype=dtype, **KINDS[kind])
-    logits, noise = logits_of(given), rounding(given)
-    pattern = weights_of(logits, given)
+    pattern, noise = weights_of(logits_of(given), given), rounding(given)
     chosen = [0, 3, 3, 17, LENGTH - 1]
     for one in (attend(given, normalizer=True), given):
         found = columns(one, chosen)
@@ -65,18 +62,6 @@ def test_columns_diagonals_and_pairs(kind, dtype):
         assert not found[pattern[..., chosen] == 0].any()  # exactly
     same(columns(given, range(LENGTH)), pattern, noise)
     assert columns(given, []).shape == (2, 2, LENGTH, 0)
-    lags = [0, 1, 7, 8, LENGTH - 1, LENGTH, LENGTH + 5, -1, -7, 1 - LENGTH, -LENGTH, -LENGTH - 5]
-    along = diagonals(given, lags)
-    assert along.dtype == found.dtype
-    for n, lag in enumerate(lags):
-        for i in range(LENGTH):
-            there = 0 <= i - lag < LENGTH
-            expected = logits[..., i, i - lag] if there else torch.full((2, 2), float("-inf")).double()
-            same(along[..., n, i], expected, noise)
-    queries, keys = [5, 23, 0, 3, 20], [5, 2, 0, 4, 13]
-    for i, j in ((queries, keys), (torch.tensor(queries), torch.tensor(keys))):
-        same(pairs(given, i, j), logits[..., queries, keys], noise)
-    assert pairs(given, [], []).shape == (2, 2, 0)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
@@ -157,7 +142,6 @@ def test_watched_attention_is_the_eager_pattern(name, backend):
         logits = logits_of(attention)[:1]
         noise = 1e-15 * float(attention.query.norm(dim=-1).max() * attention.key.norm(dim=-1).max() + 100)
         weights = weights_of(logits, attention)
-        same(diagonals(attention, [0, 3, 8])[:1, ..., 1, 3:], logits.diagonal(-3, -2, -1), noise)
         assert attention.normalizer is not None
         assert attention.output is not None
         same(attention.normalizer[:1], sums_of(logits, attention), noise)
@@ -220,39 +204,24 @@ def test_output_weights_of_an_adapted_projection_and_in_other_dtypes():
 # ------------------------------------------------------------------------------------------------------- by layer
 
 
-def chunks(embeddings: torch.Tensor, size: int) -> dict[Any, torch.Tensor]:
-    return dict(enumerate(embeddings.split(size)))
-
-
-@pytest.mark.parametrize(
-    ("name", "backend", "chunk"),
-    [*((*some, 2) for some in SOME), ("llama", BACKENDS[0], 1), ("llama", BACKENDS[1], 3)],
-)
-def test_by_layer_equals_one_pass(name, backend, chunk):
-    seen = view(name, backend)
-    embeddings = seen.embed(IDS)
-    whole, trace = dict(watched(seen, embeddings)), seen.trace(embeddings)
-    before = hooks_of(seen._model)
-    streams = chunks(embeddings, chunk)
-    for layer, running in by_layer(seen, streams):
+@pytest.mark.parametrize(("name", "backend"), SOME)
+def test_leakage_takes_block_after_block_what_one_pass_gives(name, backend, monkeypatch):
+    monkeypatch.setattr("probes.measures.leakage.samples.TOKENS_AT_ONCE", LENGTH)
+    seen, streams = view(name, backend), dict[Any, Tensor]()
+    tokens = torch.cat([IDS, IDS.flip(0)])[:5]  # halves of two and three
+    whole, trace = dict(watched(seen, seen.embed(tokens))), seen.trace(seen.embed(tokens))
+    before, course = hooks_of(seen._model), Course(seen, tokens, streams, {})
+    for layer in range(BLOCKS):
         same(torch.cat(list(streams.values())), trace.residual[layer], 1e-9)
         if layer == 1:
-            continue  # what nobody asks for is run all the same
-        found = list(running)
-        for part in found:  # queries and keys alone: nothing to be taken for values, nor of their size
-            assert part.output is None
-            assert part.value.untyped_storage().nbytes() <= 8
-            assert part.value.isnan().all()
-        assert [len(part.query) for part in found] == {1: [1, 1, 1], 2: [2, 1], 3: [3]}[chunk]
-        same(torch.cat([normalizers(part) for part in found]), normalizers(whole[layer]), 1e-9)
-        same(torch.cat([columns(part, [0, 5]) for part in found]), columns(whole[layer], [0, 5]), 1e-9)
-        # Others may use the model in between, watched or not.
-        assert len(watched(seen, embeddings[:1])) == BLOCKS
-    assert layer == BLOCKS - 1
+            course.through(layer)
+            continue
+        found = list(course.attention(layer, 1))
+        parts = [torch.cat([columns(half, [0, 5]) for half in halves]) for halves in found]
+        assert [part.shape[1] for part in parts] == [1] * HEADS
+        assert all(half.value.isnan().all() for halves in found for half in halves)
+        same(torch.cat(parts, 1), columns(whole[layer], [0, 5]), 1e-9)
     same(torch.cat(list(streams.values())), trace.residual[-1], 1e-9)
-    for _, running in by_layer(seen, chunks(embeddings, 1)):  # left halfway
-        next(running)
-        break
     assert hooks_of(seen._model) == before
 
 
@@ -276,9 +245,6 @@ def test_on_a_gpu(name, backend, dtype):
         same(normalizers(attention), sums_of(logits, attention), noise)
         same(columns(attention, range(LENGTH)), weights_of(logits, attention), noise)
         same(column_statistics(attention, 0.2)[0], weights_of(logits, attention).sum(-2), noise)
-        same(diagonals(attention, [1, LENGTH])[..., 0, 1:], logits.diagonal(-1, -2, -1), noise)
 
     run_watched(model, model.embed(IDS.cuda()), watch)
     assert layers == list(range(BLOCKS))
-    for _, found in by_layer(model, chunks(model.embed(IDS.cuda()), 2)):
-        assert [len(part.query) for part in found] == [2, 1]

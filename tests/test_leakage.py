@@ -1,7 +1,6 @@
 """Leakage of absolute position: against the definition entry by entry, patterns of known answer, and the null tests."""
 
 import math
-from dataclasses import replace
 from itertools import product
 
 import families
@@ -15,18 +14,17 @@ from measured import drawn_tokens, refused
 
 import probes
 from probes.headlines import numbers
-from probes.measures.attention import normalizers
+from probes.measures.attention import part_of
 from probes.measures.leakage import BOUND, MEASURE, PARTS, SOURCES, leakage, overflow, resolved
 from probes.measures.leakage import forms as FORMS
 from probes.measures.leakage import samples as SAMPLES
 from probes.measures.leakage.compute import CELLS, usual_bands
 from probes.measures.leakage.forms import resampling
 from probes.measures.leakage.forms import split as split_of
-from probes.measures.leakage.samples import Sampled, halves_of, samples_of
+from probes.measures.leakage.samples import halves_of, lag_means_of, sampled
 from probes.models.load import load
 from probes.models.masks import causal_mask
 from probes.models.view import Attention
-from probes.run.spool import Spool
 
 LAGS = (1, 2, 3)
 BAND = (5, 15)
@@ -43,24 +41,14 @@ def made_of(logits: torch.Tensor, *, window: int | None = None) -> Attention:
     return Attention(query=logits, key=key, value=key, scale=1.0, softcap=None, window=window)
 
 
-def sampled(attention: Attention, bands=(BAND,), *, size: int = 99) -> Sampled:
-    """Samples of prompts in chunks of `size`, half by half."""
-    halves = []
-    for half in halves_of(len(attention.query)):
-        starts = range(half.start, half.stop, size)
-        halves.append([chunk(attention, slice(start, min(start + size, half.stop))) for start in starts])
-    return samples_of(halves, bands, LAGS, Spool())
+def halves(attention: Attention) -> list[Attention]:
+    return [part_of(attention, prompts=half) for half in halves_of(len(attention.query))]
 
 
-def chunk(attention: Attention, some: slice) -> Attention:
-    parts = {name: getattr(attention, name)[some] for name in ("query", "key", "value")}
-    return replace(attention, **parts, normalizer=normalizers(attention)[some])
-
-
-def split(attention: Attention, *bands: tuple[int, int], size: int = 99) -> dict[str, torch.Tensor]:
+def split(attention: Attention, *bands: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Both forms, without resampling: [entry, head, band]."""
-    bands, drawn = bands or (BAND,), resampling(len(attention.query), 0, 0)
-    return {name: x[0] for name, x in split_of(sampled(attention, bands, size=size), bands, drawn).items()}
+    drawn = resampling(len(attention.query), 0, 0)
+    return {name: x[0] for name, x in split_of(halves(attention), bands or (BAND,), LAGS, drawn).items()}
 
 
 NAMES = {  # the twin's, by variable and entry
@@ -76,21 +64,18 @@ NAMES = {  # the twin's, by variable and entry
     "log_rest": ("rest",),
     "weight_form": ("both", "only mask", "only residual", "neither"),
     "weight_source": ("weight mask", "weight residual"),
-    "terms_source": ("terms mask", "terms residual"),
 }
 
 
 # --------------------------------------------------------------------------------------------- against the definition
 
 
-@pytest.mark.parametrize(  # queries and prompts one by one, some at a time, all at once
-    ("window", "at_once", "size"), [(None, 1, 1), (6, 1, 2), (6, 500, 1), (None, 1 << 20, 2)]
-)
-def test_split_is_the_definition_entry_by_entry(window, at_once, size, monkeypatch):
+@pytest.mark.parametrize(("window", "at_once"), [(None, 1), (6, 1000), (6, 1 << 20)])  # prompts one by one, some, all
+def test_split_is_the_definition_entry_by_entry(window, at_once, monkeypatch):
     generator, bands = torch.Generator().manual_seed(1), (BAND, (9, 17))
     logits = torch.randn(7, 2, 18, 18, generator=generator, dtype=torch.float64) * 1.5
     monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", at_once)
-    found = split(made_of(logits, window=window), *bands, size=size)
+    found = split(made_of(logits, window=window), *bands)
     hidden = logits.masked_fill(~causal_mask(18, window), -math.inf)
     for head, (n, band) in product(range(2), enumerate(bands)):
         expected = reference_heads.leakage(hidden[:, head], *band, LAGS)
@@ -109,12 +94,9 @@ def test_parts_and_sources_add_up_exactly():
     parts, sources = ds.log_form, ds.log_source
     np.testing.assert_allclose(parts[1:].sum("part"), parts.sel(part="total"), rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(sources.sum("source"), parts.sel(part="total"), rtol=1e-5, atol=1e-9)
-    for form in ("weight", "terms"):
-        cells = ds[f"{form}_form"]
-        rounding = 1e-15 * float(abs(cells).max())  # Shapley values are differences of cells
-        np.testing.assert_allclose(
-            ds[f"{form}_source"].sum("source"), cells.sel(cell="both"), rtol=0, atol=4 * rounding
-        )
+    cells = ds.weight_form
+    rounding = 4e-15 * float(abs(cells).max())  # Shapley values are differences of cells
+    np.testing.assert_allclose(ds.weight_source.sum("source"), cells.sel(cell="both"), rtol=0, atol=rounding)
     np.testing.assert_allclose(ds.weight_share_of_model.sum("source").dropna("band"), 1, rtol=1e-9)
     np.testing.assert_allclose(ds.log_form_by_block, ds.log_form.mean("head"), rtol=1e-12)
     np.testing.assert_allclose(ds.log_form_of_model, ds.log_form.mean(("layer", "head")), rtol=1e-12)
@@ -149,11 +131,11 @@ def test_nulls_stand_beside_the_total():
 def test_the_null_of_fresh_weights_is_their_total_on_the_first_prompts_of_each_half():
     model, tokens = load(families.model("qwen2")), text(11, 24)
     given = {"bands": [BAND], "lags": LAGS, "bootstrap": 30, "seed": 3}
-    ds = leakage(model, tokens, fresh=6, initialization="0.3", **given)
+    ds = leakage(model, tokens, fresh=6, **given)
     assert '"fresh": 6' in ds.attrs["options"]
     assert '"lags": [1, 2, 3]' in ds.attrs["options"]
     assert ds.tokens.shape == (11, 24)
-    twin = model.reinitialized(3, initialization="0.3")
+    twin = model.reinitialized(3)
     alone = leakage(twin, tokens[[0, 1, 2, 5, 6, 7]], fresh=0, **given)
     for end in ("", "_low", "_high"):
         assert ds[f"null_fresh{end}"].item() == alone[f"log_form_of_model{end}"].sel(part="total").item()
@@ -268,15 +250,13 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     assert abs(ds.log_neither).max() < 1e-10
 
 
-def test_heads_may_be_taken_apart(monkeypatch):
-    generator = torch.Generator().manual_seed(2)
-    samples = sampled(made_of(torch.randn(12, 3, 20, 20, generator=generator, dtype=torch.float64)), size=4)
-    drawn = resampling(12, 40, 0)
-    whole = split_of(samples, [BAND], drawn)
+def test_heads_and_chunks_may_be_taken_apart(monkeypatch):
+    model, tokens = load(families.model("mistral"), dtype="float64"), text(7, 20)
+    whole = leakage(model, tokens, bands=[BAND], lags=LAGS, bootstrap=10, fresh=0)
     monkeypatch.setattr(FORMS, "NUMBERS_AT_ONCE", 1)
-    for name, values in split_of(samples, [BAND], drawn).items():
-        assert values.shape == (1 if name == "shuffled" else 41, len(whole[name][0]), 3, 1)
-        torch.testing.assert_close(values, whole[name], rtol=1e-9, atol=1e-12)
+    monkeypatch.setattr(SAMPLES, "TOKENS_AT_ONCE", 40)
+    for name, values in leakage(model, tokens, bands=[BAND], lags=LAGS, bootstrap=10, fresh=0).items():
+        np.testing.assert_allclose(values, whole[name], rtol=1e-9, atol=1e-12)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():
@@ -284,7 +264,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
     truth, inside = float(bias[BAND[0] : BAND[1] + 1].var(correction=0)), []
     for seed in range(10):  # 100 draws each
         noise = torch.randn(24, 100, 20, 20, generator=generator, dtype=torch.float64)
-        found = split_of(sampled(made_of(bias[:, None] + noise)), [BAND], resampling(24, 200, seed))["log_form"]
+        found = split_of(halves(made_of(bias[:, None] + noise)), [BAND], LAGS, resampling(24, 200, seed))["log_form"]
         low, high = np.percentile(found[1:, 1, :, 0], [2.5, 97.5], axis=0)
         inside.append(np.mean((low <= truth) & (truth <= high)))
     assert 0.92 <= np.mean(inside) <= 0.98  # of 1,000: the share itself is known to 0.7 %
@@ -295,8 +275,7 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     generator = torch.Generator().manual_seed(8)
     logits = 2 * torch.randn(40, 1, 20, 20, generator=generator, dtype=torch.float64)
     drawn = resampling(40, 300, 0)
-    samples = sampled(made_of(logits))
-    quick = split_of(samples, [BAND], drawn)
+    quick = split_of(halves(made_of(logits)), [BAND], LAGS, drawn)
     brute = {"log_form": [], "log_stream": [], "log_rest": [], "sink_constant": [], "steady_stream": []}
     for resample in drawn[1:]:  # the prompts drawn, measured from the beginning
         found = split(made_of(logits[torch.arange(40).repeat_interleave(resample.long())]))
@@ -306,9 +285,9 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
         spread = float(torch.stack(values).std())
         entry = 2 if name == "log_form" else 0  # the mask's part
         assert float(quick[name][1:, entry, 0, 0].std()) == pytest.approx(spread, rel=0.3), name
-    for half in samples.halves:
-        (chunk,) = half.chunks
-        assert (chunk.moved_mask - chunk.of_mask).mean(0).abs().max() < 1e-9
+    for half in halves(made_of(logits)):
+        samples = sampled(half, lag_means_of(half), BAND, LAGS)
+        assert (samples.moved_mask - samples.of_mask).mean(0).abs().max() < 1e-9
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -354,9 +333,9 @@ def constructed(stream: list[float], *, band: str = "9-31") -> xr.Dataset:
 
     parts = np.stack([sources.sum(0), at, sources[0], 0 * at, 0 * at])
     cells = 0.5 * parts[:4]  # no weight varies by more than 1/4
-    for form, entry, values in (("log", "part", parts), ("weight", "cell", cells), ("terms", "cell", cells)):
+    for form, entry, values in (("log", "part", parts), ("weight", "cell", cells)):
         add(f"{form}_form", (entry,), values)
-    for form in ("log", "steady", "weight", "terms"):
+    for form in ("log", "steady", "weight"):
         add(f"{form}_source", ("source",), 0.5 * sources)
         add(f"{form}_share", ("source",), sources / sources.mean(1).sum())
         add(f"{form}_stream", (), at)
@@ -369,23 +348,25 @@ def constructed(stream: list[float], *, band: str = "9-31") -> xr.Dataset:
 
 
 @pytest.mark.parametrize(
-    ("stream", "total", "shares", "component", "says"),
+    ("stream", "shares", "says"),
     [
-        ([0.0, 0.2], "0.2 [0.15, 0.25]", "50% [45%, 55%]", "0.1 [0.05, 0.15]", "50% [45%, 55%] from the residual"),
-        ([0.0, -0.18], "within noise [-0.04, 0.06]", "-", "within noise [-0.14, -0.04]", "undecided whether"),
-        ([0.06, 0.14], "0.2 [0.15, 0.25]", "-", "0.1 [0.05, 0.15]", "undecided, since block 0"),
+        ([0.0, 0.2], True, "by 0.2 [0.15, 0.25] nat^2 (uniform attention 0.117); 50% [45%, 55%] of it"),
+        ([0.0, -0.18], False, "undecided whether"),
+        ([0.06, 0.14], False, "undecided, since block 0"),
     ],
 )
-def test_shares_of_nothing_are_not_shown(stream, total, shares, component, says):
+def test_shares_of_nothing_are_not_shown(stream, shares, says):
     ds = constructed(stream)
-    totals, sources, *_ = MEASURE.tables({"ape": ds})
-    assert totals.rows == [["ape", "9-31", total, "0.117", "-", "-"]]
-    assert sources.rows == [["ape", "9-31", sink, shares, shares, component] for sink in ("taken out", "left in")]
     assert says in MEASURE.answer({"ape": ds})[0]
     known = {(n.name, n.where): n.interval[:3] for n in numbers(MEASURE, ds)}
-    value = 0.1 + np.mean(stream)
+    value, component = 0.1 + np.mean(stream), np.mean(stream)
     assert known["total (nat^2)", "9-31"] == pytest.approx((value, value - 0.05, value + 0.05))
-    assert (("share of the residual stream", "9-31") in known) == (shares != "-")
+    assert known["null of uniform attention (nat^2)", "9-31"][0] == 0.117
+    for name in ("residual component V(X) (nat^2)", "V(X), constant sink left in (nat^2)"):
+        assert known[name, "9-31"] == pytest.approx((component, component - 0.05, component + 0.05))
+    for name in ("mask and constant sink", "the residual stream", "the mask, constant sink left in"):
+        share = known.get((f"share of {name}", "9-31"))
+        assert (share is None) if not shares else share == pytest.approx((0.5, 0.45, 0.55))
 
 
 def test_a_null_check_that_fails_is_named_unless_position_0_accounts_for_it():

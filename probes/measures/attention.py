@@ -3,29 +3,27 @@
 Two ways, both exact up to rounding:
 
 - A few entries: `A_ij = exp(s_ij - log Z_i)` with the log-sum-exp `log Z_i` that the fused kernel returns while the model
-  runs (`View.watching`). Any few columns or diagonals of a pattern cost T numbers each, beside a plain forward pass.
+  runs (`View.watching`). Any few columns of a pattern cost T numbers each, beside a plain forward pass.
 - All entries: block of queries by block of queries (`pattern_blocks`), each of a few MiB, reduced before the next is made.
-
-Leakage subtracts means over prompts. `by_layer` therefore runs all prompts through one block at a time, chunk by chunk, and
-holds the queries and keys of one chunk only.
 
 Sources: science of the measurement, sections 3 and 4; sinks in `probes.sinks`, leakage in `probes.leakage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from ..models.fused import attend, query_blocks
 from ..models.view import Attention, Edit, View
 from ..run.precision import precise, wide
+
+ALL = slice(None)
 
 
 class PatternBlock(NamedTuple):
@@ -58,22 +56,19 @@ def outputs(attention: Attention) -> Float[Tensor, "batch head query c"]:
     return found
 
 
+def part_of(attention: Attention, *, prompts: slice = ALL, heads: slice = ALL, positions: slice = ALL) -> Attention:
+    """Of some prompts, heads and positions alone; the first positions do not depend on what follows."""
+    names, of_heads = ("query", "key", "value", "output", "normalizer"), ("slopes", "sink")
+    parts = {name: getattr(attention, name) for name in (*names, *of_heads)}
+    at = dict.fromkeys(names, (prompts, heads, positions)) | dict.fromkeys(of_heads, (heads,))
+    return replace(attention, **{name: None if x is None else x[at[name]] for name, x in parts.items()})
+
+
 def completed(attention: Attention) -> Attention:
     """The attention with output and log-sum-exp, so that neither is computed twice."""
     if attention.output is not None and attention.normalizer is not None:
         return attention
     return attend(attention, normalizer=True)
-
-
-def pairs(
-    attention: Attention, queries: Sequence[int] | Tensor, keys: Sequence[int] | Tensor
-) -> Float[Tensor, "batch head pair"]:
-    """Logits of (query, key) pairs, as in `Attention.logits`; what the query does not see is minus infinity."""
-    i, j = (torch.as_tensor(x, dtype=torch.long, device=attention.query.device) for x in (queries, keys))
-    if attention.reweigh:  # edits take whole rows
-        return attention.logits()[..., i, j]
-    products = (wide(attention.query[..., i, :]) * wide(attention.key[..., j, :])).sum(-1)
-    return attention.logits_of(products * attention.scale, i, j)
 
 
 def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch head query chosen"]:
@@ -87,19 +82,6 @@ def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch h
         i = torch.arange(attention.query.shape[-2], device=j.device)
         logits = attention.logits_of(products, i[:, None], j[None, :])
     return logits.sub_(normalizers(attention)[..., None]).exp_()
-
-
-def diagonals(attention: Attention, lags: Sequence[int]) -> Float[Tensor, "batch head lag query"]:
-    """Logits `s_{i, i - lag}`, minus infinity where there is no such key or the query does not see it."""
-    length = attention.query.shape[-2]
-    i = torch.arange(length, device=attention.query.device)
-    found = []
-    for lag in lags:
-        before, after = max(lag, 0), max(-lag, 0)  # queries without such a key
-        logits = pairs(attention, i[before : max(0, length - after)], i[after : max(0, length - before)])
-        edges = (min(before, length), min(after, length))
-        found.append(functional.pad(logits, edges, value=float("-inf")))
-    return torch.stack(found, -2)
 
 
 def pattern_blocks(attention: Attention) -> Iterator[PatternBlock]:
@@ -130,28 +112,6 @@ def column_statistics(
     return total, over
 
 
-def by_layer(model: View, streams: MutableMapping[Any, Tensor]) -> Iterator[tuple[int, Iterator[Attention]]]:
-    """Run prompts through block after block, chunk by chunk: (block, the attention of one chunk after the other).
-
-    `streams` holds the embeddings [B, T, d] of every chunk, in whatever order the mapping has, and the streams behind each
-    block after it. What is given of attention is queries, keys and log-sum-exps, no values and outputs.
-    """
-
-    def through(block: Callable[[Tensor], Tensor]) -> Iterator[Attention]:
-        for name in list(streams):
-            found: list[Attention] = []
-            watch = model.watching(lambda _, attention, found=found: found.append(_without_values(attention)))
-            with watch, torch.no_grad():
-                streams[name] = block(streams[name])
-            yield found.pop()
-
-    for layer, block in enumerate(model.trace(next(iter(streams.values()))[:1]).blocks):
-        running = through(block)
-        yield layer, running
-        for _ in running:  # what the caller did not ask for
-            pass
-
-
 def run_watched(
     model: View,
     embeddings: Float[Tensor, "prompt position d"],
@@ -161,10 +121,3 @@ def run_watched(
     """One pass without gradients, edited, in which `watcher` sees every block's attention, with log-sum-exp and output."""
     with model.watching(lambda layer, attention: watcher(layer, completed(attention))), torch.no_grad():
         model.residual(embeddings, edits=edits)
-
-
-def _without_values(attention: Attention) -> Attention:
-    log_z = normalizers(attention)
-    # A slice of the values would keep all of them in memory. One NaN in their shape cannot be mistaken for a value.
-    nothing = attention.value.new_full((1,), float("nan")).expand_as(attention.value)
-    return replace(attention, value=nothing, output=None, normalizer=log_z)

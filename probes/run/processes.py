@@ -96,13 +96,3 @@ def gathered(value: Any) -> list[Any]:
 def agreed(value: Any) -> Any:
     """The first process's value in every process."""
     return gathered(value)[0]
-
-
-def handed(tensor: Any, to: int) -> list[Any] | None:
-    """Tensors of all processes, in the order of their numbers, in process `to`; None in the others."""
-    if _group is None:
-        return [tensor]
-    found: list[Any] | None = [None] * count() if number() == to else None
-    own = tensor.cpu().clone()  # with a slice, all that it is a slice of would be sent
-    _dist.gather_object(own, found, dst=_dist.get_global_rank(_group, to), group=_group)
-    return None if found is None else [part.to(tensor.device) for part in found]

@@ -108,23 +108,6 @@ class Store:
         Raises:
             InputError: as `put`, or the folder is not seen by all processes.
         """
-
-        def one_by_one(shares: Sequence[Sequence[int]]) -> Iterator[tuple[int, Piece]]:
-            share = shares[processes.number()]
-            if before is not None:
-                before(share)
-            for n in share:
-                yield n, measure(n)
-
-        return self.shared(stage, count, one_by_one)
-
-    def shared(
-        self, stage: str, count: int, measure: Callable[[Sequence[Sequence[int]]], Iterable[tuple[int, Piece]]]
-    ) -> Pieces:
-        """As `each`, for pieces that are made together.
-
-        `measure(shares)` hears which pieces each process is to make, by its number, and gives this one's as (number, piece).
-        """
         if (place := self._scope + stage) in self._stages:
             raise ValueError(f"this store has made '{place}' before; give each call a store of its own, or a scope")
         self._stages.add(place)
@@ -132,7 +115,10 @@ class Store:
         names = [f"{stage}-{n}" for n in range(count)]
         # The first process looks, before any of them adds a piece.
         missing = processes.agreed([n for n in range(count) if not self.has(names[n])])
-        made = measure([missing[r :: processes.count()] for r in range(processes.count())])
+        share = missing[processes.number() :: processes.count()]
+        if before is not None:
+            before(share)
+        made = ((n, measure(n)) for n in share)
         if self.folder is None:
             return _exchanged(dict(made))
         for n, piece in made:

@@ -1,7 +1,7 @@
 """How much attention depends on where a query stands, and which source tells it: tables, chart and answer.
 
 Definition and derivation are in `compute`; `samples` takes what is needed of attention, `forms` makes the parts and sources
-of it, `nulls` what the total is held against.
+of it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,7 @@ from .compute import SOURCES as SOURCES
 from .compute import leakage as leakage
 
 BOUND = 0.25  # no number in [0, 1], which a weight is, varies by more
-MILLION = 1_000_000  # squared weights are tiny: in millionths their tables are narrow enough to read
 NULLS = {"null_uniform": "uniform attention", "null_fresh": "fresh weights", "null_shuffled": "shuffled labels"}
-SINK = {"steady": "taken out", "log": "left in"}  # position 0's constant logit, of the residual stream's side
-TERMS = {
-    "sink_constant": "position 0's constant",
-    "sink_varying": "its varying part",
-    "log_rest": "the other keys",
-}
 OF_SOURCES = {"mask": ("mask and constant sink", BLUE), "residual": ("residual stream", VERMILLION)}
 OF_PARTS = {"logits": VERMILLION, "mask": BLUE, "denominator": ORANGE, "covariance": GREEN}
 OF_NULLS = {"null_uniform": (SKY, DASHED), "null_fresh": (PURPLE, DOTTED), "null_shuffled": (GREY, DOTTED)}
@@ -67,7 +60,7 @@ class Options(options.Bands):
     """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
 
     Writes leakage.nc, leakage.md and the chart: for every band of queries the total beside its nulls, each source's share
-    of it and the residual component, with intervals; the null checks; both forms block by block. If interrupted, the same
+    of it and the residual component, with intervals; the null checks; the log form block by block. If interrupted, the same
     command resumes.
 
     Examples:
@@ -78,37 +71,31 @@ class Options(options.Bands):
     fresh: int | None = options.option(
         "Prompts of the null with fresh weights; 0 for none; if not given, 64 where memory holds the weights twice."
     )
-    initialization: str = options.initialization()
 
 
 # ------------------------------------------------------------------------------------------- what results may be read for
 
 
 def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
-    """Whether shares of this band's total ("log", "steady", "weight" or "terms" form) mean anything.
+    """Whether shares of this band's total ("log", "steady" or "weight" form) mean anything.
 
     Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails, nor where
     the form's "weights" are none.
     """
-    log = form in SINK
-    where = {"part": "total"} if log else {"cell": "both"}
-    total = estimate(ds, f"{'log' if log else form}_form_of_model", band=band, **where)
-    overflown = not log and overflow(ds, form).sel(band=band).any()
-    return total[0] > 0 and not total[1] <= 0 and not null_fails(ds, band) and not overflown
+    whole = {"part": "total"} if form != "weight" else {"cell": "both"}
+    value, low, _ = estimate(ds, f"{'weight' if form == 'weight' else 'log'}_form_of_model", band=band, **whole)
+    overflown = form == "weight" and bool(overflow(ds).sel(band=band).any())
+    return value > 0 and not low <= 0 and not null_fails(ds, band) and not overflown
 
 
-def overflow(ds: xr.Dataset, form: str = "weight") -> xr.DataArray:
-    """Where a form's parts say nothing, since they hold a variance above `BOUND`: [layer, band], or [band] without blocks.
+def overflow(ds: xr.Dataset) -> xr.DataArray:
+    """Where the weight form says nothing, since some head of the block may hold a variance above `BOUND` [layer, band].
 
     Without the mask every query has the same log Z. A query whose logits reach far above that has "weights" far above 1,
-    10^40 and more where logits are of hundreds. Of a result without numbers by head, where some head's may be above it.
+    10^40 and more where logits are of hundreds.
     """
-    above: list[xr.DataArray] = []
-    for level, times in (("", 1), ("_by_block", ds.sizes.get("head", 1)), ("_of_model", 1)):
-        held = [ds[name] for what in ("form", "source") if (name := f"{form}_{what}{level}") in ds]
-        apart = ("layer", "band")
-        above = above or [(times * abs(one) > BOUND).any([dim for dim in one.dims if dim not in apart]) for one in held]
-    return above[0] | above[-1]
+    cells, sources = (ds.sizes.get("head", 1) * abs(ds[f"weight_{what}_by_block"]) for what in ("form", "source"))
+    return (cells > BOUND).any("cell") | (sources > BOUND).any("source")
 
 
 def null_fails(ds: xr.Dataset, band: str) -> bool:
@@ -151,73 +138,35 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         elif not resolved(ds, "steady", band):
             found = f"undecided whether it does at all, with {ds.sizes['prompt']} prompts"
         else:
-            mask, stream = _shares(ds, "steady", band)
+            of_band = partial(estimated, ds, "steady_share_of_model", ".0%", band=band)
+            mask, stream = (of_band(source=source) for source in ("mask", "residual"))
             found = f"{mask} of it comes from the mask and the constant sink, {stream} from the residual stream"
         lines.append(f"{model}: {said}; {found}.")
     return lines
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """Totals, sources and checks of every band, then parts block by block in the first band."""
-    totals, sources, terms, weights, checks = ([] for _ in range(5))
-    for name, band, ds in ((name, str(band), one) for name, one in results.items() for band in one["band"].values):
-        head, say = [name, band], partial(estimated, ds, band=band)
-        size = partial(say, said=variance)
-        totals.append([*head, size("log_form_of_model", part="total"), *map(say, NULLS)])
-        for form, sink in SINK.items():
-            sources.append([*head, sink, *_shares(ds, form, band), size(f"{form}_stream_of_model")])
-        terms.append([*head, *(size(f"{term}_of_model") for term in TERMS)])
-        for form, mask in (("weight", "denominator"), ("terms", "terms")):
-            total = size(f"{form}_form_of_model", scale=MILLION, cell="both")
-            weights.append([*head, mask, total, *_shares(ds, form, band)])
-        checks.append([*head, *_checks(ds, band)])
-    at, own = ("model", "band"), ("mask", "residual", "residual component")
-    checked = ("V(X), first block", "V(K) there", "passed", "both sources removed", "V(X) with depth")
-    return [
-        Table("Total beside its nulls, log form (nat^2)", (*at, "total", *NULLS.values()), totals),
-        Table("Sources, log form", (*at, "constant sink", *own), sources),
-        Table("What moves denominators beside the number of keys, log form", (*at, *TERMS.values()), terms),
-        Table("Sources, weight form (10^-6)", (*at, "mask as", "total", *SOURCES), weights),
-        Table("Null checks, and rank correlation of V(X) with depth", (*at, *checked), checks),
-        *_by_block(results),
-    ]
-
-
-def _shares(ds: xr.Dataset, form: str, band: str) -> list[str]:
-    """The share of each source, "-" where shares mean nothing; in the log form there is no spread."""
-    sources = SOURCES[: 2 if form in SINK else 3]
-    if not resolved(ds, form, band):
-        return ["-"] * len(sources)
-    return [estimated(ds, f"{form}_share_of_model", ".0%", source=source, band=band) for source in sources]
-
-
-def _checks(ds: xr.Dataset, band: str) -> list[str]:
-    """What should be 0 in a band: V(X) in the first block, and the log form without both sources."""
-    at, depth, layer = ds.sel(band=band), ds.sizes["layer"], ds["layer"].values[0]
-    stream, own = (estimated(at, f"log_{name}_by_block", layer=layer) for name in ("stream", "sink"))
-    passed = "NO: take more prompts" if null_fails(ds, band) else "yes"
-    order = spearman(range(depth), at["steady_stream_by_block"]) if depth > 1 else math.nan
-    return [stream, own, passed, f"{float(np.abs(at['log_neither']).max()):.1g}", number(order, ".2f")]
-
-
-def _by_block(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    logs, weights = [], []
+    """Null checks of every band, then parts block by block in the first band."""
+    checks, logs = [], []
     for name, ds in results.items():
-        early, beyond = ds.isel(band=0), overflow(ds).isel(band=0).values
-        for n, layer in enumerate(map(str, ds["layer"].values)):
-            at = early.isel(layer=n)
-            bare = "positional" in at.coords and at["positional"] == "none"
-            head = [name, f"{layer}, no rotation" if bare else layer]
+        first, depth = ds["layer"].values[0], ds.sizes["layer"]
+        for band in map(str, ds["band"].values):
+            at = ds.sel(band=band)
+            found = [estimated(at, f"log_{part}_by_block", layer=first) for part in ("stream", "sink")]
+            passed = "NO: take more prompts" if null_fails(ds, band) else "yes"
+            order = spearman(range(depth), at["steady_stream_by_block"]) if depth > 1 else math.nan
+            neither = f"{float(np.abs(at['log_neither']).max()):.1g}"
+            checks.append([name, band, *found, passed, neither, number(order, ".2f")])
+        for layer in ds["layer"].values:
+            at = ds.isel(band=0).sel(layer=layer)
             parts = map(variance, at["log_form_by_block"].sel(part=list(PARTS)))
-            streams = [estimated(at, f"{form}_stream_by_block", said=variance) for form in SINK]
-            logs.append([*head, *parts, number(at["log_noise_by_block"], ".2g"), *streams])
-            total = MILLION * at["weight_form_by_block"].sel(cell="both")
-            shapley = MILLION * at["weight_source_by_block"].sel(source=list(SOURCES))
-            weights.append([*head, variance(total), *(["-"] * 3 if beyond[n] else map(number, shapley))])
-    at, left_in = ("model", "block"), "V(X), constant sink left in"
+            streams = [estimated(at, f"{form}_stream_by_block", said=variance) for form in ("steady", "log")]
+            logs.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g"), *streams])
+    checked = ("V(X), first block", "V(K) there", "passed", "both sources removed", "V(X) with depth")
+    streams = ("residual component V(X)", "V(X), constant sink left in")
     return [
-        Table("Blocks, log form, first band", (*at, *PARTS, "noise", "residual component V(X)", left_in), logs),
-        Table("Blocks, weight form, first band (10^-6)", (*at, "total", *SOURCES), weights),
+        Table("Null checks, and rank correlation of V(X) with depth", ("model", "band", *checked), checks),
+        Table("Blocks, log form, first band", ("model", "block", *PARTS, "noise", *streams), logs),
     ]
 
 
@@ -281,6 +230,7 @@ MEASURE = Measure(
     options=Options,
     headlines=(
         Headline("total (nat^2)", partial(_of_model, name="log_form", part="total"), ratio=True),
+        *(Headline(f"null of {words} (nat^2)", partial(with_interval, name=null)) for null, words in NULLS.items()),
         Headline("share of mask and constant sink", partial(_share, form="steady", source="mask"), form=".0%"),
         Headline("share of the residual stream", partial(_share, form="steady", source="residual"), form=".0%"),
         Headline("residual component V(X) (nat^2)", partial(_of_model, name="steady_stream"), ratio=True),

@@ -52,7 +52,7 @@ every prompt keeps its own deviation (to replace each prompt's own log Z_i would
 `spread` is what single prompts' deviations alone leave, since E exp is not exp E: 0 where patterns are the same in all
 prompts. Here `mask` stands for all of the denominator: D goes with it, shows only when both are on, and is shared equally;
 a bias that all keys of a query share, which cancels in the softmax, is charged to the residual stream and taken off the
-mask. `terms_form` and `terms_source` are the same with M alone made constant, the number of terms, as in the log form.
+mask.
 
 Noise. Every V and C above is a covariance between two halves of the prompts (the mean of both orders), each half with its
 own E and its own t: sampling noise, which V of an estimated mean would count as leakage, cancels in expectation, and
@@ -70,9 +70,16 @@ they do counts as residual stream, since that is where they are. (3) First-order
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
-The total has three nulls (`probes.measures.leakage.nulls`): uniform attention under the same mask, the model with fresh
-weights, and the total with one half's queries under each other's labels (97.5 % quantile), which is what no dependence
-on the query gives.
+The total has three nulls, what patterns leak that have learnt nothing about position:
+
+- *uniform*: attention that weighs all visible keys alike, under the model's masks. Closed form.
+- *fresh*: the model with fresh weights of the same configuration, on some of the same prompts. At usual deviations logits
+  are small at initialization and this is near the uniform one; where it is not, the architecture leaks by itself.
+- *shuffled*: the model as it is, one half's queries under each other's labels (97.5 % quantile): what the estimate shows
+  where nothing depends on the query.
+
+A total below the uniform null says that training has made patterns depend on the query's place less than the mask alone
+would have them.
 
 Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
 first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
@@ -93,24 +100,25 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...errors import InputError
 from ...models.checks import check_tokens
-from ...models.initialization import CONFIG, Rule
 from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance
+from ...results.statistics import INTERVAL
 from ...results.variables import Variable, with_ends
 from ...run import processes
+from ...run.memory import available
 from ...run.progress import Progress, part
 from ...run.store import Store
-from . import nulls
 from .forms import resampling, splits
-from .samples import LEAST_PROMPTS, Band
+from .samples import LEAST_PROMPTS, Band, halves_of
 
 LAGS = tuple(range(1, 9))
+FRESH_PROMPTS = 64  # of the null of fresh weights: its mean over all heads is known to 1 % with them
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
 SOURCES = ("mask", "residual", "spread")
@@ -128,7 +136,6 @@ def leakage(
     seed: int = 0,
     documents: Sequence[str] | None = None,
     fresh: int | None = None,
-    initialization: Rule = CONFIG,
     pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -145,7 +152,6 @@ def leakage(
         documents: what each prompt is a window of; documents are then resampled instead of prompts.
         fresh: prompts of the null of fresh weights (the first of each half), 0 for none; if not given 64, where memory has
             room for a second copy of the weights.
-        initialization: what those weights are drawn from, as in `probes.fresh`.
         pieces: where what each block gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share of the work done, 1).
 
@@ -153,45 +159,45 @@ def leakage(
         Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
         weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
         covariance; `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` =
-        V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`; `terms_form`
-        and `terms_source` alike. `sink_constant` and `sink_varying`, the two parts of V(K); `steady_source`,
-        `steady_stream`: with the constant sink on the side of the mask. `null_...` [band] beside the total of the model
-        (`probes.measures.leakage.nulls`): `uniform` attention, `fresh` weights, `shuffled` query labels (97.5 % quantile).
-        Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [..., band]`; sources
-        divided by their total are `log_share_of_model`, `weight_share_of_model` and `terms_share_of_model`. `..._low`
-        and `..._high` are the intervals. Attributes say what made it.
+        V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`. `sink_constant` and
+        `sink_varying`, the two parts of V(K); `steady_source`, `steady_stream`: with the constant sink on the side of the
+        mask. `null_...` [band] beside the total of the model: `uniform` attention, `fresh` weights, `shuffled` query labels
+        (97.5 % quantile). Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [...,
+        band]`; sources divided by their total are `log_share_of_model`, `steady_share_of_model` and
+        `weight_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
 
     Raises:
-        InputError: too few prompts, bands or lags that do not fit the prompts or a window, no such initialization, values
-            that are not finite, a model whose queries see a prefix or all keys: the split is derived for causal masks.
+        InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite, a
+            model whose queries see a prefix or all keys: the split is derived for causal masks.
 
     Source: ours, see the module's text; the question is [Ruscio]'s, arXiv 2606.06160.
     """
     bands, lags = check(model, tokens, bands, lags)
     drawn = resampling(len(tokens), bootstrap, seed, documents)
-    if initialization != CONFIG and fresh == 0:
-        raise InputError(f"initialization '{initialization!s:.40}' has no use without fresh weights; leave fresh=0 out")
-    fresh = int(processes.agreed(nulls.fresh_prompts(model, fresh, len(tokens))))
+    fresh = int(processes.agreed(fresh_prompts(model, fresh, len(tokens))))
     first = fresh / (fresh + len(tokens))  # the share of the work on fresh weights, which goes ahead
     pieces = pieces or Store()
-    known = {"null_uniform": nulls.uniform(model, tokens.shape[1], bands)[None]}  # [resample, band]
+    known = {"null_uniform": uniform(model, tokens.shape[1], bands)[None]}  # [resample, band]
     if fresh:
-        chosen = nulls.first_of_halves(len(tokens), fresh)
+        halves = zip(halves_of(len(tokens)), halves_of(fresh), strict=True)  # the first of each: they share no document
+        chosen = [half.start + n for half, some in halves for n in range(some.stop - some.start)]
         named = None if documents is None else [documents[n] for n in chosen]
-        twin = model.reinitialized(seed, initialization=initialization)
-        again, store = resampling(fresh, bootstrap, seed, named), pieces.within("fresh")
+        twin, again, store = (
+            model.reinitialized(seed),
+            resampling(fresh, bootstrap, seed, named),
+            pieces.within("fresh"),
+        )
         found = splits(twin, tokens[chosen], bands, lags, again, part(progress, 0.0, first), pieces=store)
         known["null_fresh"] = found["log_form"][:, 0].mean((1, 2))
         del twin
     found = splits(model, tokens, bands, lags, drawn, part(progress, first, 1.0), pieces=pieces)
-    known["null_shuffled"] = nulls.shuffled(found.pop("shuffled")[0])[None]
+    known["null_shuffled"] = np.percentile(found.pop("shuffled").mean((2, 3)), INTERVAL[1], axis=1)
     variables: dict[str, tuple[Any, ...]] = {}
     for name, values in known.items():
         variables |= with_ends(name, Variable(("band",), NULLS[name], "nat^2"), values, said=False)
     for name, values in found.items():  # [resample, entry, layer, head, band]
         variables |= _levels(name, values)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
-    options |= {"initialization": str(initialization)} if fresh else {}
     entries = {"part": list(PARTS), "source": list(SOURCES), "cell": list(CELLS)}
     places = {**by_block(model.spec), "head": range(model.spec.heads), **band_coordinates(bands)}
     attrs = provenance(model, tokens, measurement="leakage", **options)
@@ -225,7 +231,7 @@ NULLS = {
 }
 _STREAM = "variance of what the residual stream adds to the log-weights"
 _SINK = "variance of what position 0 adds to the log-denominator"
-_SHAPLEY, _TERMS = "log form, Shapley value of each source", "weight form, the mask taken as the number of terms alone"
+_SHAPLEY = "log form, Shapley value of each source"
 _TABLE = {
     "log_form": ("part", "leakage, log form, and its parts"),
     "log_source": ("source", f"leakage, {_SHAPLEY}"),
@@ -240,12 +246,10 @@ _TABLE = {
     "log_neither": ("", "leakage, log form, with both sources removed"),
     "weight_form": ("cell", "leakage, weight form, by the sources that are on"),
     "weight_source": ("source", "leakage, weight form, Shapley value of each source and what is left without"),
-    "terms_form": ("cell", f"leakage, {_TERMS}, by the sources that are on"),
-    "terms_source": ("source", f"leakage, {_TERMS}, Shapley values"),
 }
 # By form and part; dimensions before [layer, head, band].
 VARIABLES = {
-    name: Variable((dim,) if dim else (), said, "1" if name.startswith(("weight", "terms")) else "nat^2")
+    name: Variable((dim,) if dim else (), said, "1" if name.startswith("weight") else "nat^2")
     for name, (dim, said) in _TABLE.items()
 }
 
@@ -295,6 +299,38 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
     if len(set(bands)) < len(bands):
         raise InputError(f"bands {', '.join(map(name_of, bands))} repeat one; give each once")
     return bands, lags
+
+
+def uniform(model: View, length: int, bands: Sequence[Band]) -> Float[np.ndarray, " band"]:
+    """V(log number of visible keys) over each band's queries, mean over blocks: what the mask alone leaks."""
+    i = np.arange(length)
+    seen = [np.log(i + 1 if w is None else np.minimum(i + 1, w)) for w in model.spec.windows]
+    return np.array([np.mean([x[first : last + 1].var() for x in seen]) for first, last in bands])
+
+
+def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
+    """How many prompts fresh weights are measured on, `asked` or as many as there are; 0 for no such null.
+
+    If not given, `FRESH_PROMPTS` where memory has room for a second copy of the weights.
+
+    Raises:
+        InputError: too few for two halves of several.
+    """
+    if asked is None:
+        fits = not model.offloaded and _bytes(model) < available(model.device)
+        asked = FRESH_PROMPTS if fits else 0
+    if isinstance(asked, bool) or not isinstance(asked, int) or (asked != 0 and asked < LEAST_PROMPTS):
+        raise InputError(
+            f"fresh={asked} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}, or 0 for no "
+            "null of fresh weights"
+        )
+    return min(asked, prompts)
+
+
+def _bytes(model: View) -> int:
+    """Of the weights behind a view, where it has any to show."""
+    module = getattr(getattr(model, "original", model), "_model", None)
+    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def name_of(band: Band) -> str:

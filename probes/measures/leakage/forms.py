@@ -6,6 +6,7 @@ Definitions, names and sources are those of `probes.leakage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 
 import numpy as np
 import torch
@@ -15,11 +16,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import InputError
 from ...models.checks import not_finite
-from ...models.view import View
+from ...models.view import Attention, View
 from ...results import statistics
-from ...run.progress import Progress
-from ...run.store import Store
-from .samples import Band, Half, Sampled, Samples, by_block, halves_of
+from ...run.memory import trim
+from ...run.progress import Progress, Tally
+from ...run.spool import Spool
+from ...run.store import Piece, Store
+from .samples import Band, Course, Half, halves_of, lag_means_of, sampled
 
 NUMBERS_AT_ONCE = 1 << 21  # of the quantities of prompts: 16 MiB in doubles
 SHUFFLES = 100  # of query labels
@@ -53,12 +56,35 @@ def splits(
 ) -> dict[str, Float[np.ndarray, "_ _ layer head band"]]:
     """Both forms of every block under each resampling of the prompts, [resample, entry, layer, head, band].
 
-    By the names of `leakage`'s variables; and "shuffled", [1, shuffle, layer, head, band].
+    By the names of `leakage`'s variables; and "shuffled", [1, shuffle, layer, head, band]. Every process runs all prompts
+    through the blocks and splits a share of these.
 
     Raises:
         InputError: values that are not finite.
     """
-    blocks = by_block(model, tokens, bands, lags, lambda sampled: split(sampled, bands, drawn), progress, pieces=pieces)
+    report, longest = Tally(progress, model.spec.blocks), max(last + 1 - first for first, last in bands)
+    # Heads that are taken together, so that what is held stays below `NUMBERS_AT_ONCE` where one head's does.
+    heads = max(1, NUMBERS_AT_ONCE // (len(tokens) * longest * (len(OF_LAGS) * len(lags) + len(OF_QUERIES))))
+    with ExitStack() as ends:
+        streams, held = (ends.enter_context(closing(Spool.beside(model.device, pieces.folder))) for _ in range(2))
+        ahead, course = iter(range(model.spec.blocks)), list[Course]()
+
+        def measured(layer: int) -> Piece:
+            """A block's forms; the blocks before it that nobody asks this process for are passed."""
+            if not course:
+                course.append(Course(model, tokens, streams, held))
+            for at in ahead:
+                if at == layer:
+                    break
+                course[0].through(at)
+                report()
+            found = [split(halves, bands, lags, drawn) for halves in course[0].attention(layer, heads)]
+            trim()
+            report()
+            return {name: torch.cat([some[name] for some in found], 2).numpy() for name in found[0]}
+
+        blocks = list(pieces.each("leakage", model.spec.blocks, measured))
+    report.finish()
     found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
     if not all(np.isfinite(values).all() for values in found.values()):
         raise not_finite(model, "attention logits")
@@ -66,50 +92,32 @@ def splits(
 
 
 def split(
-    sampled: Sampled, bands: Sequence[Band], drawn: Int[Tensor, "resample prompt"]
+    halves: Sequence[Attention], bands: Sequence[Band], lags: Sequence[int], drawn: Int[Tensor, "resample prompt"]
 ) -> dict[str, Float[Tensor, "_ _ head band"]]:
-    """Both forms of one block under each resampling of its prompts."""
-    found = [_split_band(sampled, n, band, drawn) for n, band in enumerate(bands)]
-    return {name: torch.stack([one[name] for one in found], -1) for name in found[0]}
-
-
-def _split_band(
-    sampled: Sampled, number: int, band: Band, drawn: Int[Tensor, "resample prompt"]
-) -> dict[str, Float[Tensor, "_ _ head"]]:
-    """One band, some heads at a time, so that what is held stays below `NUMBERS_AT_ONCE` where a head's does."""
-    at = slice(band[0] - sampled.first, band[1] + 1 - sampled.first)
-    heads, lags, _ = sampled.halves[0].shift.shape
-    numbers = drawn.shape[1] * (at.stop - at.start) * (len(OF_LAGS) * lags + len(OF_QUERIES))  # of a head
-    found = []
-    for some in torch.arange(heads).split(max(1, NUMBERS_AT_ONCE // numbers)):
-        of_heads = _Drawn(sampled, number, at, slice(int(some[0]), int(some[-1]) + 1), drawn)
-        found.append(_forms(of_heads) | {"shuffled": _shuffled(of_heads)})
-    return {name: torch.cat([one[name] for one in found], -1) for name in found[0]}
+    """Both forms of some heads, from their attention on the prompts of either half, under each resampling of these."""
+    means, found = [lag_means_of(half) for half in halves], []
+    for band in bands:
+        of_halves = [sampled(half, mean, band, lags) for half, mean in zip(halves, means, strict=True)]
+        quantities = _Drawn(of_halves, drawn)
+        found.append(_forms(quantities) | {"shuffled": _shuffled(quantities)})
+    return {name: torch.stack([of_band[name] for of_band in found], -1) for name in found[0]}
 
 
 # What is averaged over prompts: of every lag and query, and of every query.
-OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual", "only residual, terms")
+OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual")
 OF_QUERIES = ("normalizer", "with_sink", "with_constant", "of_mask")
 
 
-def _quantities(
-    samples: Samples, half: Half, number: int, at: slice, heads: slice
-) -> Float[Tensor, "prompt head row query"]:
-    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`; of band `number`, which is `at` these queries."""
-    logits = samples.logits[:, heads, :, at]
-    toeplitz = logits + half.shift[heads, :, at]
-    z, m, moved, with_sink = (
-        x[:, heads, None, at] for x in (samples.normalizer, samples.of_mask, samples.moved_mask, samples.moved_sink)
-    )
-    with_constant = samples.moved_constant[:, heads, None, number, at]
+def _quantities(half: Half) -> Float[Tensor, "prompt head row query"]:
+    """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`."""
+    toeplitz = half.logits + half.shift
+    z, m = half.normalizer[:, :, None], half.of_mask[:, :, None]
     # Denominators whose mean over the half's prompts is its mean over the band at every query.
-    steady_z, steady_terms = (
-        mean - mean.mean(-1, keepdim=True) for mean in (half.normalizer[heads, at], half.of_mask[heads, at])
-    )
-    z_steady, z_terms, m_steady = z - steady_z[:, None], z - steady_terms[:, None], m - steady_terms[:, None]
-    pairs = ((logits, z), (toeplitz, m), (toeplitz, m_steady), (logits, z_steady), (logits, z_terms))
+    z_steady, m_steady = (x - x.mean(0) + x.mean((0, -1), keepdim=True)[0] for x in (z, m))
+    pairs = ((half.logits, z), (toeplitz, m), (toeplitz, m_steady), (half.logits, z_steady))
     cells = ((s - log_z).exp() for s, log_z in pairs)
-    return torch.cat([logits, toeplitz, *cells, z, with_sink, with_constant, moved], 2)
+    moved = (x[:, :, None] for x in (half.moved_sink, half.moved_constant, half.moved_mask))
+    return torch.cat([half.logits, toeplitz, *cells, z, *moved], 2)
 
 
 class _Drawn:
@@ -119,17 +127,14 @@ class _Drawn:
     its weights. Halves of an odd number of prompts differ by one: the smaller has a row and weights of zeros.
     """
 
-    def __init__(
-        self, sampled: Sampled, number: int, at: slice, heads: slice, drawn: Int[Tensor, "resample prompt"]
-    ) -> None:
-        values, weights = [], []
-        for half, own in zip(sampled.halves, halves_of(drawn.shape[1]), strict=True):
-            counts = drawn[:, own].to(half.shift)
+    def __init__(self, halves: Sequence[Half], drawn: Int[Tensor, "resample prompt"]) -> None:
+        values, weights = [_quantities(half) for half in halves], []
+        for own in halves_of(drawn.shape[1]):
+            counts = drawn[:, own].to(values[0])
             weights.append((counts / counts.sum(1, keepdim=True)).T)
-            values.append(torch.cat([_quantities(samples, half, number, at, heads) for samples in half.chunks]))
         self._values = pad_sequence(values, batch_first=True)  # [half, prompt, head, quantity, query]
         self._weights = pad_sequence(weights, batch_first=True).mT.contiguous()  # [half, resample, prompt]
-        self._lags = sampled.halves[0].shift.shape[1]
+        self._lags = halves[0].shift.shape[1]
 
     def __getitem__(self, name: str) -> Float[Tensor, "half prompt head lag query"]:
         """One of `OF_LAGS`, or of `OF_QUERIES` with one lag for all."""
@@ -197,11 +202,8 @@ def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
         "log_rest": (rest,),
         "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
     }
-    cells = ("both", "only mask", "neither", "only residual", "only residual, terms")
-    both, only_mask, neither, *residuals = (covariance(x, x) for x in map(drawn.__getitem__, cells))
-    for form, only_residual in zip(("weight", "terms"), residuals, strict=True):
-        mask = (only_mask - neither + both - only_residual) / 2
-        residual = (only_residual - neither + both - only_mask) / 2
-        found[f"{form}_form"] = (both, only_mask, only_residual, neither)
-        found[f"{form}_source"] = (mask, residual, neither)
+    both, only_mask, neither, only_residual = (covariance(x, x) for x in map(drawn.__getitem__, OF_LAGS[2:]))
+    found["weight_form"] = (both, only_mask, only_residual, neither)
+    apart = only_mask - only_residual  # Shapley values: each source's, alone and beside the other
+    found["weight_source"] = ((both - neither + apart) / 2, (both - neither - apart) / 2, neither)
     return {name: torch.stack(values, 1) for name, values in found.items()}
