@@ -20,7 +20,7 @@ measure() {  # PROBE [OPTION ...]
 # The cheap ones first, so that there is something to look at soon.
 measure sinks --prompts "$prompts" "$@"
 measure trajectory --prompts "$prompts" "$@"
-measure leakage --prompts "$many" --initialization "$rule" "$@"
+measure leakage --prompts "$many" "$@"
 measure jacobian --prompts "$prompts" --seeds 1 --initialization "$rule" "$@"
 measure bos-swap --prompts "$many" --replace mean "$@"
 "$headwater" inspect "$model" --out "$out/inspect" --initialization "$rule" \

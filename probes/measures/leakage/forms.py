@@ -76,7 +76,8 @@ def splits(
             for at in ahead:
                 if at == layer:
                     break
-                course[0].through(at)
+                for _ in course[0].through(at):
+                    pass
                 report()
             found = [split(halves, bands, lags, drawn) for halves in course[0].attention(layer, heads)]
             trim()

@@ -63,23 +63,21 @@ class Course:
         self._blocks = model.trace(streams[0, 0][:1]).blocks
 
     @torch.no_grad()
-    def through(self, layer: int) -> None:
-        """Run all prompts through a block; nothing of its attention is kept."""
+    def through(self, layer: int) -> Iterator[tuple[tuple[int, int], Attention]]:
+        """Run a chunk after the other through a block, watched whoever needs it: kernels differ in their last digits."""
+        seen: list[Attention] = []
         for at in list(self._streams):
-            self._streams[at] = self._blocks[layer](self._streams[at])
+            with self._model.watching(lambda _, attention: seen.append(attention)):
+                self._streams[at] = self._blocks[layer](self._streams[at])
+            yield at, seen.pop()
 
-    @torch.no_grad()
     def attention(self, layer: int, size: int) -> Iterator[list[Attention]]:
         """Run all prompts through a block; then its attention by half, of so many heads after the other, without values.
 
         Edits of logits take all heads.
         """
         self._held.clear()
-        seen: list[Attention] = []
-        for at in list(self._streams):
-            with self._model.watching(lambda _, attention: seen.append(attention)):
-                self._streams[at] = self._blocks[layer](self._streams[at])
-            attention = seen.pop()
+        for at, attention in self.through(layer):
             attention = replace(attention, normalizer=normalizers(attention), output=None)
             count = attention.query.shape[1]
             starts = range(0, count, count if attention.reweigh else size)
