@@ -71,6 +71,7 @@ class Course:
                 self._streams[at] = self._blocks[layer](self._streams[at])
             yield at, seen.pop()
 
+    @torch.no_grad()
     def attention(self, layer: int, size: int) -> Iterator[list[Attention]]:
         """Run all prompts through a block; then its attention by half, of so many heads after the other, without values.
 
