@@ -1,15 +1,8 @@
-"""Short training runs of toys, alone as a program too: what tests interrupt and kill.
+"""Short training runs of toys: what tests interrupt."""
 
-    python tests/toy_runs.py FOLDER
-
-trains without end to speak of, saves often, and prints how many model-steps are done.
-"""
-
-import sys
 from dataclasses import replace
 from typing import Any
 
-from toy import train as training
 from toy.model import Architecture
 from toy.tasks import Copying, InContext
 from toy.train import Run
@@ -20,7 +13,6 @@ WIDE = Architecture(
     blocks=2, width=8, length=9, vocabulary=None, outputs=4, output_projection=False, head="mlp", residual=False
 )
 PAIRS = InContext(items=4, width=8, classes=16, labels=4, burst=2, batch=16)
-STEPS, RECORD = 4000, (0, 9)  # of the program
 
 
 def copying(target: int = -1, seed: int = 0, architecture: Architecture = SMALL, **options: Any) -> Run:
@@ -29,8 +21,3 @@ def copying(target: int = -1, seed: int = 0, architecture: Architecture = SMALL,
 
 
 MIXED = [copying(seed=0), copying(seed=1, target=2), Run(WIDE, PAIRS, 0, 1e-3)]
-
-
-if __name__ == "__main__":
-    training.SAVE_SECONDS, training.TELL_SECONDS = 0.02, -1.0
-    training.train(MIXED, STEPS, record=RECORD, folder=sys.argv[1], advance=lambda more: print(more, flush=True))
