@@ -4,7 +4,7 @@ Fused kernels keep `log Z_i`, the log-sum-exp of a query's logits, for their bac
 of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pattern cost nothing beside the pass itself.
 `scaled_dot_product_attention` throws it away; the operators underneath are called here.
 
-No tensor has the size of a whole pattern. A window goes band by band; what no kernel supports, block of queries by block.
+No tensor has the size of a whole pattern. What no kernel supports goes block of queries by block.
 
 `in_parts` makes blocks smaller after memory ran out (`probes.run.memory.Retry`).
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,10 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..run.memory import parts
-from .masks import sees
 from .view import Attention, Edit, Spec
 
-BAND = 512  # least queries per band of a sliding window; below, calls cost more than the keys outside the window
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
 SITES = ("residual", "query", "key", "value", "output", "logits")
-Given: TypeAlias = tuple[Tensor, Tensor | None]  # output, and the log-sum-exp where the kernel gives it
 # What transformers tells an attention function beside queries, keys and values, and which values of it are known here: any,
 # where it says what is computed (the fourth are gpt-oss's learned sink logits) or changes nothing, as positions have entered
 # by rotation or addition already, a pass begins at position 0, and the decoder decides what is kept or collected.
@@ -43,14 +40,12 @@ KNOWN: MappingProxyType[str, tuple[Any, ...] | None] = MappingProxyType(
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
     """The attention with its output and, with `normalizer`, its log-sum-exp; differentiable."""
     length, window, prefix = attention.query.shape[-2], attention.window, attention.prefix
-    windowed = window is not None and length > window
-    # All queries see key 0 as it is: a prefix of one is none, unless a window hides it.
-    usual = prefix is None or (prefix <= 1 and not windowed)
+    # All queries see key 0 as it is: a prefix of one is none.
+    usual = (window is None or length <= window) and (prefix is None or prefix <= 1)
     usual = usual and attention.softcap is None and attention.slopes is None and attention.sink is None
     output, log_z = None, None
     if usual and not attention.reweigh:
-        given = (attention.query, attention.key, attention.value, None, attention.scale, normalizer)
-        output, log_z = _banded(attention, normalizer) if windowed else _kernel(*given)
+        output, log_z = _kernel(attention, normalizer)
     if output is None or (normalizer and log_z is None):
         output, log_z = _written_out(attention)
     return replace(attention, output=output, normalizer=log_z if normalizer else None)
@@ -74,76 +69,38 @@ def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Itera
         start += rows
 
 
-def _kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    normalizer: bool,
-) -> Given:
-    """(output, log-sum-exp or None where no kernel gives it here); causal unless a boolean mask is given."""
-    causal = mask is None and query.shape[-2] > 1
+def _kernel(attention: Attention, normalizer: bool) -> tuple[Tensor, Tensor | None]:
+    """(output, log-sum-exp or None where no kernel gives it here) of causal attention."""
+    query, key, value, scale = attention.query, attention.key, attention.value, attention.scale
     # The operators do not check the last stride, as the function that chooses among them does; an edit may give any.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     if normalizer and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
-        added = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
         if query.device.type == "cpu" and query.dtype != torch.float16:
-            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, causal, attn_mask=added, scale=scale
-            )
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)
         if query.device.type == "cuda" and query.dtype != torch.float64 and query.shape[-1] % 8 == 0:
-            return _cuda_kernel(query, key, value, added, causal, scale)
-    output = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=scale)
-    return output, None
+            return _cuda_kernel(query, key, value, scale)
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale), None
 
 
-def _cuda_kernel(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, causal: bool, scale: float) -> Given:
-    length = query.shape[-2]
+def _cuda_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     half = query.dtype in (torch.float16, torch.bfloat16)
-    if half and added is None and torch.backends.cuda.flash_sdp_enabled() and query.shape[-1] <= 256:
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
-        return found[0], found[1][..., :length]
-    if added is not None:  # this kernel wants the mask for every head, its rows beginning at multiples of 16 bytes
-        columns = added.shape[-1]
-        padded = functional.pad(added, (0, -columns % 16))
-        added = padded[..., :columns].expand(*query.shape[:2], -1, -1)
-    found = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, added, True, 0.0, causal, scale=scale
-    )
-    return found[0], found[1][..., :length]
+    if half and torch.backends.cuda.flash_sdp_enabled() and query.shape[-1] <= 256:
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=scale)
+    else:
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        found = efficient(query, key, value, None, True, 0.0, True, scale=scale)
+    return found[0], found[1][..., : query.shape[-2]]
 
 
-def _banded(attention: Attention, normalizer: bool) -> Given:
-    """A sliding window, bands of queries against the keys they can see: T (band + window) logits instead of T T."""
-    assert attention.window is not None
-    length = attention.query.shape[-2]
-    band = max(attention.window, BAND)
-    found = []
-    for start in range(0, length, band):
-        stop, first = min(start + band, length), attention.first_key(start)
-        queries = torch.arange(start, stop, device=attention.query.device)[:, None]
-        keys = torch.arange(first, stop, device=attention.query.device)[None, :]
-        key, value = attention.key[..., first:stop, :], attention.value[..., first:stop, :]
-        seen, query = sees(queries, keys, attention.window), attention.query[..., start:stop, :]
-        found.append(_kernel(query, key, value, seen, attention.scale, normalizer))
-    return _joined(found)
-
-
-def _written_out(attention: Attention) -> Given:
-    """What no fused kernel knows (soft-caps, slopes, prefixes, learned sink logits, edits), block of queries by block."""
-    found: list[Given] = []
+def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:
+    """What no fused kernel knows (windows, soft-caps, slopes, prefixes, learned sink logits, edits), block by block."""
+    outputs, normalizers = [], []
     for start, stop in query_blocks(attention):
         logits, log_z = attention.weighed(start, stop)
         value = attention.value[..., attention.first_key(start) : attention.last_key(stop), :]
-        found.append(((logits - log_z).exp().to(value.dtype) @ value, log_z[..., 0]))
-    return _joined(found)
-
-
-def _joined(found: Sequence[Given]) -> Given:
-    """What was given for one stretch of queries after another; no log-sum-exp where some stretch has none."""
-    outputs, normalizers = zip(*found, strict=True)
-    return torch.cat(outputs, -2), torch.cat(normalizers, -1) if all(z is not None for z in normalizers) else None
+        outputs.append((logits - log_z).exp().to(value.dtype) @ value)
+        normalizers.append(log_z[..., 0])
+    return torch.cat(outputs, -2), torch.cat(normalizers, -1)
 
 
 def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
