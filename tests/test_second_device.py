@@ -17,7 +17,6 @@ import pytest
 import torch
 import xarray as xr
 from families import DIFFERENT
-from made_toys import BANDS, LAGS, TOKENS, architecture, moved
 from measured import BACKENDS, EVERY
 from sim import HERE, ONE, OTHER, Simulated
 from toy_runs import MIXED, SMALL, copying
@@ -30,7 +29,6 @@ from probes.run.memory import available
 from probes.run.spool import GPU_SHARE, HELD, Spool
 from probes.theory.kernel import second_moment
 from toy.train import train
-from toy.view import Toy
 
 NOISE = 1e-3  # of a variable's largest number; what a wrong device would have left out is of that size itself
 ZERO = 1e-12  # what is nothing but rounding, in either
@@ -219,29 +217,3 @@ def test_toys_train_there_as_here(float64):
         assert one.losses.device == HERE
         assert torch.allclose(one.losses, other.losses, rtol=0, atol=1e-6)
         assert all(torch.allclose(one.weights[name], w, rtol=0, atol=1e-6) for name, w in other.weights.items())
-
-
-LOOKS: dict[str, dict[str, Any]] = {
-    "window": {"positional": "learned", "mask": "window", "window": 4},
-    "rope": {"positional": "rope", "feed_forward": True, "norm": "rms"},
-    "decay": {"positional": "decay", "decay": 0.3, "norm": "layer"},
-    "prefix": {"positional": "sinusoidal", "mask": "prefix", "prefix": 4},
-}
-
-
-@pytest.mark.parametrize("look", slow_but(["rope"], LOOKS))
-def test_probes_of_toys(look):
-    a = architecture(**LOOKS[look])
-
-    def measured(device: torch.device) -> list[xr.Dataset]:
-        toy = Toy(a, {name: weight.to(device) for name, weight in moved(a).items()})
-        found = [probes.jacobian(toy, TOKENS[:1]), probes.sinks(toy, TOKENS), probes.trajectory(toy, TOKENS, starts=3)]
-        if a.mask != "prefix":
-            found.append(probes.leakage(toy, TOKENS, bands=BANDS, lags=LAGS, bootstrap=5, fresh=0))
-        return found if toy.parts(0) is None else [*found, second_moment(toy, TOKENS[:1])]
-
-    expected = measured(HERE)
-    with Simulated():
-        found = measured(ONE)
-    for one, other in zip(found, expected, strict=True):
-        near(one, other)
