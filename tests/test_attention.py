@@ -39,9 +39,8 @@ NUMBERS = 300  # weights per block of queries: small prompts go in several block
 
 
 @pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Bands of 16 queries and blocks of a few."""
-    monkeypatch.setattr(fused, "BAND", 16)
+def pieces() -> Iterator[None]:
+    """Blocks of a few queries."""
     with in_parts(fused.BLOCK_NUMBERS // NUMBERS):
         yield
 
