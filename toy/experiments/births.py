@@ -250,8 +250,8 @@ def _runs(s: Settings, work: Work, reports: list[dict[str, Any]]) -> Cells:
 
         began, folder = time.monotonic(), home / f"{kind}-{seed}"
         report = _trained(s, folder, kind, seed, text, device=str(work.device), advance=advance)
-        work.clock.now += time.monotonic() - began
-        work.clock.spent += report["seconds"]
+        work.now += time.monotonic() - began
+        work.spent += report["seconds"]
         reports.append(report)
         if report["data"] != reports[0]["data"]:
             raise InputError(f"models in '{home}' were trained on different texts; give another --out")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,6 @@ Advance = Callable[[str, float, float], None]  # (label, done, total)
 
 
 @dataclass
-class Clock:
-    """Seconds of training: all that is in a result, interrupted calls included, and those of this call alone."""
-
-    spent: float = 0.0
-    now: float = 0.0
-
-
-@dataclass
 class Work:
     """Where an experiment trains, and whom it tells how far it is."""
 
@@ -59,7 +51,8 @@ class Work:
     folder: Path  # of unfinished work
     advance: Advance
     told: Callable[[str], None] = lambda line: None  # hears in one line what is there already
-    clock: Clock = field(default_factory=Clock)  # shared with copies of this that tell their progress in another way
+    spent: float = 0.0  # seconds of training: all that is in a result, interrupted calls included
+    now: float = 0.0  # those of this call alone
 
     def train(self, label: str, runs: Sequence[Run], steps: int, **options: Any) -> list[Trained]:
         """`toy.train.train`, resumable under this label, its progress shown."""
@@ -73,8 +66,8 @@ class Work:
         began = time.monotonic()
         folder = self.folder / label.replace(" ", "-")
         trained = train(runs, steps, device=self.device, folder=folder, advance=count, **options)
-        self.clock.now += time.monotonic() - began
-        self.clock.spent += sum(model.seconds for model in trained)
+        self.now += time.monotonic() - began
+        self.spent += sum(model.seconds for model in trained)
         return trained
 
 
@@ -139,7 +132,7 @@ def run(
         "published_settings": asdict(module.Settings()),
         "device": str(where),
         "hardware": hardware(where),
-        "seconds": round(time.monotonic() - began - work.clock.now + work.clock.spent, 1),
+        "seconds": round(time.monotonic() - began - work.now + work.spent, 1),
         "dtype": "float32",
     }
     ds.attrs = attributes(provenance | made_with() | dict(ds.attrs))

@@ -165,11 +165,6 @@ def together(parts: Mapping[str, Told], of: Callable[[list[Any]], Test] = every)
     return "; ".join(f"{name}: {words}" for name, (words, _) in parts.items()), of([test for _, test in parts.values()])
 
 
-def mean(values: xr.DataArray | np.ndarray, form: str = ".3g", **look: Any) -> str:
-    """The mean over all runs with its interval, in words."""
-    return told(over_runs(np.ravel(values)), form, **look)
-
-
 # -- statements that read a headline
 
 
