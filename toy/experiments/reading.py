@@ -315,7 +315,7 @@ def tables_of(headlines: Iterable[Headline], ds: xr.Dataset) -> list[Table]:
     return [_table(dims, columns) for dims, columns in groups.items()]
 
 
-def _table(dims: tuple[str, ...], columns: Mapping[str, tuple[xr.DataArray, str]]) -> Table:
+def _table(dims: Sequence[str], columns: Mapping[str, tuple[xr.DataArray, str]]) -> Table:
     """The headlines of one set of places, which are those of the first; places without any number are left out."""
     title = f"Median over seeds (range){', by ' * bool(dims)}{', '.join(dims)}".replace("_", " ")
     first = next(iter(columns.values()))[0]
