@@ -76,7 +76,7 @@ report-trajectory:
 report-scalar:
 	$(BIN)/headwater jacobian $(BUNDLED) --method scalar --conditions pretrained --out reports/scalar
 report-steps:
-	$(BIN)/headwater sinks $(STEPS) --reacts off --pictures 0 --prompts 16 --out reports/steps
+	$(BIN)/headwater sinks $(STEPS) --reacts off --prompts 16 --out reports/steps
 
 lint: env
 	$(BIN)/ruff check .

@@ -38,7 +38,7 @@ from .results.tables import Report, Table, interval, number
 
 COLUMNS = ("number", "of", "A", "B", "B against A", "interval")
 # Options that decide no number: what is resampled and drawn, and the name of the measurement.
-ASIDE = ("measurement", "seed", "bootstrap", "documents", "pictures")
+ASIDE = ("measurement", "seed", "bootstrap", "documents")
 
 Unit: TypeAlias = Int[np.ndarray, " _"]  # of each prompt; two results have as many as they like
 

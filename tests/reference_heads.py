@@ -26,7 +26,7 @@ def sinks(
 ) -> dict[str, Tensor]:
     """Sink metrics and reading of position 0, entry by entry: patterns, keys, values by prompt and block, W_O by block."""
     length, by_key = patterns[0][0].shape[-1], sinks_of_keys(patterns, windows, None, threshold=threshold, tau=tau)
-    names = ("attends", "reads", "reads_along", "value_norm", "key_norm", "written_norm")
+    names = ("attends", "reads", "value_norm", "key_norm")
     shape = (len(weights), len(weights[0]))
     found = {n: torch.zeros(*shape, *[2] * n.endswith("norm"), dtype=torch.float64) for n in names}
     for at in itertools.product(*map(range, shape)):
@@ -36,8 +36,7 @@ def sinks(
         of_0, output = a[:, queries, :1] * written[:, :1], (a @ written)[:, queries]  # [prompt, query, d]
         found["attends"][at] = a[:, queries, 0].mean()
         found["reads"][at] = (of_0.pow(2).sum() / output.pow(2).sum()).sqrt()
-        found["reads_along"][at] = (of_0 * output).sum() / output.pow(2).sum()
-        for name, rows in (("value_norm", v), ("key_norm", k), ("written_norm", written)):
+        for name, rows in (("value_norm", v), ("key_norm", k)):
             sizes = rows.norm(dim=-1)
             found[name][at] = torch.stack([sizes[:, 0].mean(), sizes[:, 1:].mean()])
     alpha, over, rate = (by_key[name][..., list(chosen)] for name in ("alpha", "over_tau", "sink_rate"))
@@ -66,14 +65,10 @@ def written_beside(
     return {name: math.sqrt(sum(x) / len(x)) for name, x in found.items()} | {"output_own": math.sqrt(here / elsewhere)}
 
 
-def reaction(before: Tensor, after: Tensor, window: int | None) -> tuple[float, float]:
-    """Total variation over keys >= 1 of one head's rows i >= 2 that see position 0: as they are, and renormalized."""
-    moved, among = [], []
-    for i in range(2, min(before.shape[-1], window or before.shape[-1])):
-        a, b = before[i, 1 : i + 1].double(), after[i, 1 : i + 1].double()
-        moved.append((a - b).abs().sum().item() / 2)
-        among.append((a / a.sum() - b / b.sum()).abs().sum().item() / 2)
-    return sum(moved) / len(moved), sum(among) / len(among)
+def reaction(before: Tensor, after: Tensor, window: int | None) -> float:
+    """Mean total variation over keys >= 1 of one head's rows i >= 2 that see position 0."""
+    rows = range(2, min(before.shape[-1], window or before.shape[-1]))
+    return sum((before[i, 1:].double() - after[i, 1:].double()).abs().sum().item() / 2 for i in rows) / len(rows)
 
 
 # -------------------------------------------------------------------------------------------------------- leakage

@@ -130,7 +130,7 @@ def test_defaults_are_those_of_the_library():
     for name in questions():
         one = measure(name)
         library, offered = defaults(probes.jacobian if name == "theory" else one.compute), one.options().values()
-        chosen = {"method", "reacts", "pictures"}  # commands sketch, and look at more of heads
+        chosen = {"method", "reacts"}  # commands sketch, and look at more of heads
         both = (set(offered) & set(library)) - chosen
         assert {key: offered[key] for key in both} == {key: library[key] for key in both}, name
 

@@ -16,7 +16,7 @@ TOKENS = torch.from_numpy(np.random.default_rng(0).integers(3, families.VOCABULA
 SPLIT: Any = {"bands": ((3, 15),), "lags": (1, 2), "bootstrap": 0}
 SMALL: dict[str, Any] = {
     "jacobian": lambda model: probes.jacobian(model, TOKENS, method="scalar")["sensitivity"].values,
-    "sinks": lambda model: probes.sinks(model, TOKENS, pictures=0)["alpha"].values,
+    "sinks": lambda model: probes.sinks(model, TOKENS)["alpha"].values,
     "trajectory": lambda model: probes.trajectory(model, TOKENS, starts=4)["norm_first"].values,
     "leakage": lambda model: probes.leakage(model, TOKENS, **SPLIT)["log_source"].values,
     "bos swap": lambda model: (
@@ -41,8 +41,8 @@ def test_a_model_in_memory_does_as_its_view_and_anything_else_is_one_line(name):
 def test_a_name_and_a_folder_do(tmp_path):
     families.checkpoints(tmp_path, ape=("llama", "prepended"))
     view = probes.load(tmp_path / "ape", device="cpu")
-    found = probes.sinks(str(tmp_path / "ape"), TOKENS, pictures=0)
-    np.testing.assert_allclose(found["alpha"], probes.sinks(view, TOKENS, pictures=0)["alpha"], rtol=1e-5)
+    found = probes.sinks(str(tmp_path / "ape"), TOKENS)
+    np.testing.assert_allclose(found["alpha"], probes.sinks(view, TOKENS)["alpha"], rtol=1e-5)
     assert found.attrs["model"] == "ape"
     assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
 

@@ -107,7 +107,7 @@ def test_heads_in_another_order_give_results_in_that_order(order):
     model, heads = with_heads(order)
     close(sensitivity(model), sensitivity(original()))
     before, after = (probes.sinks(probes.load(m, device="cpu"), TOKENS, reacts="mean") for m in (original(), model))
-    for name in ("alpha", "attends", "reads", "reads_along", "reacts", "value_norm", "key_norm", "over_tau"):
+    for name in ("alpha", "attends", "reads", "reacts", "value_norm", "key_norm", "over_tau"):
         close(after[name].values, before[name].isel(head=heads).values)
     close(after["sink_rate"].values, before["sink_rate"].values)
     given_: dict[str, Any] = {"bands": ((3, 5), (6, 9)), "lags": (1, 2), "bootstrap": 0}

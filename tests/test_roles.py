@@ -13,7 +13,7 @@ import torch
 from measured import BACKENDS, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, sinks, view
 
 from probes.measures.sinks import MEASURE
-from probes.measures.sinks.roles import BESIDE, LARGE, ROLES, WITHHELD, assigned, by_threshold, counts, role_names
+from probes.measures.sinks.roles import BESIDE, ROLES, WITHHELD, assigned, counts, role_names
 from probes.models.swap import swapped
 from probes.models.view import View
 from probes.results.statistics import Interval, jackknifed
@@ -58,7 +58,7 @@ def test_sizes_equal_full_patterns_in_float64(name):
 )
 def test_no_role_is_said_where_a_norm_follows_on_the_output(name, backend):
     """In the result, tables and the answer; the rest stays."""
-    ds = sinks(view(name, backend), TOKENS, reacts="mean", effect=2, pictures=1)
+    ds = sinks(view(name, backend), TOKENS, reacts="mean", effect=2)
     norm = name != "llama"
     assert {name for name in (*BESIDE, "has_role") if name in ds} == set(() if norm else (*BESIDE, "has_role"))
     (answered,) = MEASURE.answer({"it": ds})
@@ -182,6 +182,5 @@ def test_counts_of_a_result():
     assert all(found.has_role.sel(role=names[at], layer=at[0], head=at[1]) == 1 for at in np.ndindex(names.shape))
     assert sum(count for count, _ in by_role.values()) == families.BLOCKS * families.HEADS
     assert sum(sure for _, sure in by_role.values()) == found.role_sure.sum()
-    at = by_threshold(found)
-    assert at["reads"] == {limit: (found.written > limit).sum() for limit in (LARGE / 2, LARGE, 2 * LARGE)}
-    assert (at["reads"][LARGE], at["parks"][0.3]) == (by_role["reads"][0], by_role["parks"][0])
+    (table,) = [table for table in MEASURE.tables({"ape": found}) if table.title == "Heads by role"]
+    assert table.rows == [["ape", role, *map(str, by_role[role])] for role in ROLES]

@@ -96,7 +96,7 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "jacobian, scalar": lambda view: probes.jacobian(view, tokens(2), method="scalar", readout="logits"),
     "jacobian, fresh": lambda view: probes.jacobian(view.reinitialized(3, positional=False), tokens(2), **SKETCH),
     "theory": lambda view: second_moment(view, tokens(2), attention="measured", score_path=True, from_layer="all"),
-    "sinks": lambda view: probes.sinks(view, tokens(), keys="all", reacts="mean", effect=2, pictures=2, **EVICTED),
+    "sinks": lambda view: probes.sinks(view, tokens(), keys="all", reacts="mean", effect=2, **EVICTED),
     "trajectory": lambda view: probes.trajectory(view, tokens(), starts=3),
     "leakage": lambda view: probes.leakage(view, tokens(), **LEAKS, fresh=4),
     "bos_swap": lambda view: probes.bos_swap(view, tokens(), **LEAKS, profile_prompts=1, products=8),

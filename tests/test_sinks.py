@@ -35,7 +35,7 @@ from transformers import MistralConfig
 import probes
 from probes.headlines import numbers
 from probes.measures.sinks import MEASURE, Options
-from probes.measures.sinks.roles import ATTENDS, COLUMNS, PLACES, head_rows
+from probes.measures.sinks.roles import COLUMNS, PLACES, head_rows
 from probes.measures.sinks.sums import uniform_alpha
 from probes.models.huggingface import HuggingFaceView
 from probes.models.swap import swapped
@@ -44,8 +44,8 @@ from probes.models.view import View
 LENGTH = 12  # longer than the windows
 KEYS = (3, 0, 11)  # neither sorted nor beginning with 0; the last one has a single query
 BOTH = ("alpha", "sink_rate", "sink_rate_of_model", "over_tau", "over_tau_of_model")
-HEADS = ("attends", "reads", "reads_along")
-NORMS = ("value_norm", "key_norm", "written_norm")
+HEADS = ("attends", "reads")
+NORMS = ("value_norm", "key_norm")
 
 # Float64 against float64: sums in another order.
 SAME = 1e-10
@@ -153,18 +153,14 @@ def test_reading_of_uniform_attention(length):
     own, whole = np.sum((i + 1.0) ** -2), np.sum((1 + 4.0 * i**2) / (i + 1) ** 2)
     assert found.attends.item() == pytest.approx(np.mean(1 / (i + 1)), rel=1e-5)
     assert found.reads.item() == pytest.approx(np.sqrt(own / whole), rel=1e-5)
-    assert found.reads_along.item() == pytest.approx(own / whole, rel=1e-5)  # nothing else along it
     close(found.value_norm[0, 0], [1, 2], 1e-5)
-    close(found.written_norm[0, 0], [1, 2], 1e-5)
     assert found.place.values.tolist() == list(PLACES)
 
 
 def test_a_share_that_the_rest_cancels():
     """v_0 = 2 u, all others -u: at query 1 o = u / 2, of which position 0 brought u, and the rest -u / 2."""
     found = sinks(known_model(sink_value=[0, 2, 0, 0], text_value=[0, -1, 0, 0]), known_tokens(2))
-    assert (found.reads.item(), found.reads_along.item()) == pytest.approx((2, 2), rel=1e-5)
-    against = sinks(known_model(sink_value=[0, 1, 0, 0], text_value=[0, -2, 0, 0]), known_tokens(2))
-    assert (against.reads.item(), against.reads_along.item()) == pytest.approx((1, -1), rel=1e-5)
+    assert found.reads.item() == pytest.approx(2, rel=1e-5)
 
 
 def test_a_no_op_sink_attends_and_reads_nothing():
@@ -179,7 +175,8 @@ def test_sizes_are_those_behind_w_o():
     """The first value dimension is written three times as large, and a head that writes nothing has no share."""
     found = sinks(known_model(sink_value=[1, 0, 0, 0], text_value=[0, 1, 0, 0]), known_tokens(8))
     close(found.value_norm[0, 0], [1, 1], 1e-5)
-    close(found.written_norm[0, 0], [3, 1], 1e-5)
+    own, whole = sum((3 / (i + 1)) ** 2 for i in range(1, 8)), sum((9 + i**2) / (i + 1) ** 2 for i in range(1, 8))
+    assert found.reads.item() == pytest.approx(np.sqrt(own / whole), rel=1e-5)
     silent = sinks(known_model(sink_value=[0] * 4, text_value=[0] * 4), known_tokens(8))
     assert np.isnan(silent.reads).all()
     (row,) = head_rows(silent)
@@ -199,15 +196,14 @@ def test_reactions_equal_full_patterns(name, replacement):
     for variable in (*BOTH, *HEADS, *NORMS):  # the rest is as it is
         close(found[variable], alone[variable], 1e-5, 1e-7)
     before, after = recorded(model, TOKENS), recorded(swapped(model, replacement), TOKENS)
-    truth = np.zeros((2, families.BLOCKS, families.HEADS))
+    truth = np.zeros((families.BLOCKS, families.HEADS))
     for b, a in zip(before, after, strict=True):
         for layer, window in enumerate(model.spec.windows):
             for head in range(families.HEADS):
                 both = (b["patterns"][layer][head], a["patterns"][layer][head])
-                truth[:, layer, head] += np.array(reference_heads.reaction(*both, window)) / len(TOKENS)
+                truth[layer, head] += reference_heads.reaction(*both, window) / len(TOKENS)
     # RMS norms of transformers compute in float32, and a batch of two may round otherwise than a prompt alone.
-    close(found.reacts, truth[0], 1e-4, 1e-6)
-    close(found.reacts_among_others, truth[1], 1e-4, 1e-6)
+    close(found.reacts, truth, 1e-4, 1e-6)
     assert found.reacts.min() > 0
 
 
@@ -217,32 +213,14 @@ def test_reactions_of_known_size():
     found, i = sinks(model, known_tokens(40), reacts=TEXT), np.arange(2, 40)
     moved = i / 2 * (1 / (i + 1) - 1 / (np.exp(3.0) + i))
     assert found.reacts.item() == pytest.approx(moved.mean(), rel=1e-4)
-    assert found.reacts_among_others.item() == pytest.approx(0, abs=1e-6)
     # Behind a sink that takes everything: weights on the others underflow in float32, and all there is moves to them.
     model = known_model(sink_value=[0, 1, 0, 0], text_value=[0, 0, 1, 0], sharp=300.0)
     found, i = sinks(model, known_tokens(10), reacts=TEXT), np.arange(2, 10)
     assert found.reacts.item() == pytest.approx(np.mean(i / 2 / (i + 1)), rel=1e-4)
-    assert found.reacts_among_others.item() == pytest.approx(0, abs=1e-6)
     assert np.isnan(sinks(view("llama"), drawn_tokens(2, 2), reacts="zero").reacts).all()
 
 
-# ------------------------------------------------------------------------------------------- pictures and the table
-
-
-def test_pictures_are_patterns_of_the_strongest_sinks():
-    model, tokens = view("gemma2"), drawn_tokens(2, 40)
-    found = sinks(model, tokens, keys=(0,), pictures=5)
-    patterns = recorded(model, tokens[:1])[0]["patterns"]
-    places = list(zip(found.picture_layer.values, found.picture_head.values, strict=True))
-    assert [found.attends.values[at] for at in places] == sorted(found.attends.values.ravel(), reverse=True)[:5]
-    for picture, (layer, head) in zip(found.pattern.values, places, strict=True):
-        close(picture, patterns[layer][head], 0, 1e-5)
-    assert sinks(model, tokens, pictures=100).sizes["picture"] == families.BLOCKS * families.HEADS
-    model = probes.load("tiny-llama", device="cpu")
-    tokens = probes.prompts(model, n=1, length=200)
-    drawn = sinks(model, tokens, pictures=1)  # of the first positions
-    whole = recorded(model, tokens)[0]["patterns"][int(drawn.picture_layer[0])][int(drawn.picture_head[0])]
-    close(drawn.pattern[0], whole[:128, :128], 0, 1e-5)
+# ------------------------------------------------------------------------------------------------------ the table
 
 
 def test_the_table_of_heads_and_the_headlines():
@@ -298,8 +276,6 @@ def test_options_are_read():
         ({"threshold": 1.0}, "threshold=1.0 is no share"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"tau": -0.1}, "tau=-0.1"),
-        ({"pictures": -1}, "pictures=-1 cannot be used; give a whole number, 0 or more"),
-        ({"pictures": 1.5}, "pictures=1.5"),
         ({"reacts": "nothing"}, "replacement 'nothing' is unknown"),
         ({"documents": ["a", "b"]}, "2 documents are named for 3 prompts; name one for each"),
         ({"effect": 0}, "effect=0 cannot be used; give a whole number, 1 or more, or all"),
@@ -330,12 +306,11 @@ def test_weights_that_are_not_finite():
 def test_result(tmp_path):
     model = view("gemma2")
     seen: list[tuple[float, float]] = []
-    found = sinks(model, TOKENS, keys=(0, 2), reacts=7, pictures=2, tau=0.1, progress=lambda *at: seen.append(at))
+    found = sinks(model, TOKENS, keys=(0, 2), reacts=7, tau=0.1, progress=lambda *at: seen.append(at))
     assert [done for done, _ in seen] == pytest.approx(np.arange(1, 10) / families.BLOCKS)
     assert seen[-1] == (3.0, 3.0)
     options = json.loads(found.attrs["options"])
     assert (options["keys"], options["tau"], options["reacts"], options["per_prompt"]) == ([0, 2], 0.1, 7, True)
-    assert found.attrs["attends_threshold"] == ATTENDS
     assert json.loads(sinks(model, TOKENS, keys="all").attrs["options"])["keys"] == "all"
     complete(found, tmp_path / "sinks.nc")
 
@@ -368,6 +343,6 @@ def test_on_a_gpu(name, backend):
     there = probes.load(families.model(name), backend, device="cuda")
     # Products run through three of TF32 there: a few bits less.
     for keys in ((0, 3), "all"):
-        found = sinks(there, TOKENS, keys=keys, reacts="zero", pictures=1, per_prompt=True)
+        found = sinks(there, TOKENS, keys=keys, reacts="zero", per_prompt=True)
         chosen = range(LENGTH) if keys == "all" else keys
         close(found.alpha, sinks(view(name, backend), TOKENS, keys=tuple(chosen)).alpha, 0, 1e-3)

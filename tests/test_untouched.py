@@ -55,7 +55,7 @@ ANYWHERE: dict[str, Run] = {
     "jacobian, exact": _jacobian(),
     "jacobian, autograd": _jacobian(engine="autograd", method="sketch", products=8),
     "jacobian, all pathways": _jacobian(pathway="all", method="sketch", products=8, readout="normed"),
-    "sinks": _sinks(reacts="mean", pictures=2),
+    "sinks": _sinks(reacts="mean"),
     "trajectory": _trajectory(),
     "leakage": _leakage(bands=BANDS),
     "bos swap": _of(probes.bos_swap, bands=BANDS, lags=(1, 2), bootstrap=4, profile_prompts=1, products=8),

@@ -48,7 +48,7 @@ NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 LISTS = "--pairs 36 --keys apart --digits 4"
 ALIKE = "--pairs 36 --keys alike --digits 4 --contexts 24"
 INIT = "--conditions init --prompts 4 --seeds 2 --products 32 --initialization"
-EVICT = "--length 1024 --reacts off --pictures 0 --evict 0,1,4 --keep 64,128,256"
+EVICT = "--length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"
 SWAP = "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32"
 
 
@@ -124,13 +124,13 @@ t64/sinks              smollm2-135m --prompts 4 --length 64 --reacts off --effec
 t64/decode             smollm2-135m --prompts 32 --length 64 --erase all --recall 0 --no-leakage
 t1024/sinks            smollm2-135m --prompts 8 --length 1024 --reacts off
 t2048/sinks            smollm2-135m --prompts 4 --length 2048 --reacts off
-all-keys/sinks         smollm2-135m --prompts 32 --length 256 --keys all --reacts off --pictures 0
+all-keys/sinks         smollm2-135m --prompts 32 --length 256 --keys all --reacts off
 evict/sinks            smollm2-135m --prompts 12 {EVICT}
 rule-0.02/jacobian     smollm2-135m {INIT} 0.02
 rule-1-24/jacobian     smollm2-135m {INIT} 1/24
 code/leakage           {QWEN}       --prompts 64 --length 128 --fresh 0 --text code
 code/sinks             {QWEN}       --prompts 16 --length 256 --text code
-all-keys/sinks         {QWEN}       --prompts 16 --length 256 --keys all --reacts off --pictures 0
+all-keys/sinks         {QWEN}       --prompts 16 --length 256 --keys all --reacts off
 evict/sinks            {QWEN}       --prompts 6 {EVICT}
 chat/sinks             smollm2-135m --prompts 32 --length 256 --chat {CHAT}
 chat/leakage           smollm2-135m --prompts 100 --length 128 --chat {CHAT}

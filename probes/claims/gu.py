@@ -57,7 +57,7 @@ INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat 
 BOTH = f"{real('sinks').command} && {real('code/sinks', more='--text code').command}"
 ANY = f"{AT_ZERO} in every model on all of prose, code and chat that were measured, two at least"
 COLLECTS = 0.1  # above uniform attention; ours
-ALL_KEYS = real("all-keys/sinks", more="--keys all --reacts off --pictures 0")
+ALL_KEYS = real("all-keys/sinks", more="--keys all --reacts off")
 COLLECTING = f"no token of three prompts or more at keys 1 to T/2 has an alpha {COLLECTS:g} above uniform in any block"
 
 
@@ -197,7 +197,7 @@ STEP = re.compile(r"(?:.*/)?(?P<model>[^/@]+)[@/]step(?P<step>\d+)")
 EMERGES = (1000, 2000)  # steps, of the published models of 60 million parameters
 Courses = Sequence[Mapping[float, float]]  # of runs, by step
 STEPS = ("/step0", "/step100", "/step300", "/step1000", "")
-COURSE = training("steps", ["tiny-llama"], "--reacts off --pictures 0 --prompts 16", (1, 2), STEPS)
+COURSE = training("steps", ["tiny-llama"], "--reacts off --prompts 16", (1, 2), STEPS)
 WHEN = f"the steps measured around the first sink rate of {THERE:g} lie within in each of {RUNS} runs or more (in none: not)"
 WINDOWS, LOGITS = ("tiny-llama", "tiny-mistral-window"), ("tiny-sink-logits", "tiny-no-sink-logits")
 PREVENTS = f"{AT_ZERO} in {{}}, below in {{}}, {OVER_RUNS} of each"

@@ -16,7 +16,7 @@ FAILS, TENTH = 1.0, 0.1  # nat; of the loss that no first keys cost: ours
 FOUR = {"first_keys": 4, "numbering": "cache"}
 EVERY = "with every number of last keys, in every model, at positions whose cache has lost keys"
 PERPLEXITY = "perplexity 5,158, and 5.40 with four initial tokens (Llama-2-13B)"
-OPTIONS = "--prompts 12 --length 1024 --reacts off --pictures 0 --evict 0,1,4 --keep 64,128,256"
+OPTIONS = "--prompts 12 --length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"
 xiao = Source("[Xiao]", "xiao", real("evict/sinks", options=OPTIONS))
 FAILING = f"without first keys the loss rises by more than {FAILS:g} nat"
 CACHED = "the loss with four first keys, positions by the cache less positions by the text, is below 0"

@@ -25,7 +25,7 @@ from .compute import TAU as TAU
 from .compute import THRESHOLD as THRESHOLD
 from .compute import sinks as sinks
 from .evict import DIMS
-from .roles import COLUMNS, LIMITS, by_threshold, counts, head_rows
+from .roles import COLUMNS, counts, head_rows
 
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 
@@ -40,7 +40,7 @@ class Options(options.Options):
     Examples:
       headwater sinks tiny-llama
       headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2
-      headwater sinks ./checkpoint --keys all --reacts off --pictures 0 --length 1024
+      headwater sinks ./checkpoint --keys all --reacts off --length 1024
       headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
       headwater sinks tiny-llama --evict 0,1,4 --keep 16,64 --prompts 8
       headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
@@ -50,7 +50,6 @@ class Options(options.Options):
     threshold: float = options.option("A key with alpha above it is a sink [Gu].", THRESHOLD)
     tau: float = options.option("Attention weights above it are counted [Wu].", TAU)
     reacts: str = options.option("What to put at position 0: mean, zero, random, a token id, or off.", "mean")
-    pictures: int = options.option("Attention patterns to keep, of the strongest sinks; the chart shows three.", 3)
     effect: str = options.option(
         "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of "
         "those that take most; it costs about half a pass per head and prompt.",
@@ -142,11 +141,11 @@ def _roles(ds: xr.Dataset) -> str:
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """All heads, the strongest sinks first; keys; counts by role and rule; collectors and caches where measured."""
+    """All heads, the strongest sinks first; keys; counts by role; collectors and caches where measured."""
     parts = (
         ("Heads, the strongest sinks first", COLUMNS, head_rows),
         ("Keys", ("key", "sink rate", "over tau", "alpha", "uniform"), _keys),
-        ("Heads by role and threshold", ("what", "value"), _counts),
+        ("Heads by role", ("role", "heads", "surely"), _counts),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
     )
@@ -164,17 +163,7 @@ def _keys(ds: xr.Dataset) -> list[list[str]]:
 
 
 def _counts(ds: xr.Dataset) -> list[list[str]]:
-    """Heads by role, surely so, by other thresholds and by one number alone; rounding of caches."""
-    rows = [[f"role {role}", f"{count} ({sure} surely)"] for role, (count, sure) in counts(ds).items()]
-    for role, by in (by_threshold(ds) if rows else {}).items():
-        rows.append([f"role {role}, by threshold", ", ".join(f"{n} at {limit:g}" for limit, n in by.items())])
-    for name, limit in LIMITS.items():
-        if name in ds:
-            rows.append([f"{name} > {limit:g}", str(int((ds[name] > limit).sum()))])
-    if "evict_kl" in ds:
-        most = float(np.abs(ds["evict_loss_change_by_prompt"].sel(cache="whole")).max())
-        rows.append(["change of loss before a cache has lost a key (rounding)", f"{most:.1g}"])
-    return rows
+    return [[role, str(count), str(sure)] for role, (count, sure) in counts(ds).items()]
 
 
 def cache_rows(ds: xr.Dataset) -> list[list[str]]:
@@ -207,8 +196,6 @@ MEASURE = Measure(
     chart=chart,
     caption=CAPTION,
     trials={
-        "sinks": partial(
-            sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, pictures=2, evict=(0, 1), keep=(16,)
-        )
+        "sinks": partial(sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, evict=(0, 1), keep=(16,))
     },
 )

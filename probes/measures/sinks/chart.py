@@ -8,27 +8,24 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels, pictures
+from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels
 from .roles import role_names
 
 ROLES = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
-PICTURES, POSITIONS = 3, 64  # of a model
 CAPTION = (
     "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dots: what heads do with "
     "position 0. Grey: uniform attention."
 )
-PATTERNS = " Patterns: the strongest sinks, shade is the square root of the weight."
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
-    """Which heads attend to position 0 and what they do with it, which keys are sinks, and patterns of the strongest."""
+    """Which heads attend to position 0 and what they do with it, and which keys are sinks."""
     rows = [
         Panel("block", _heads, height=3.0),
         Panel("alpha, mean over heads", _alphas),
         Panel("share", _rates, share=True),
     ]
-    drawn = len(results) == 1 and "pattern" in next(iter(results.values()))  # there is no room for those of several
-    return panels(results, [*rows, Panel("", _patterns)] if drawn else rows, CAPTION + PATTERNS * drawn)
+    return panels(results, rows, CAPTION)
 
 
 def _heads(cell: Axes, ds: xr.Dataset) -> None:
@@ -58,9 +55,3 @@ def _key_axis(cell: Axes, ds: xr.Dataset) -> None:
     else:
         cell.set_xticks(ds["key"].values)
     cell.set_xlabel("key position")
-
-
-def _patterns(cell: Axes, ds: xr.Dataset) -> None:
-    places = zip(ds["picture_layer"].values[:PICTURES], ds["picture_head"].values, strict=False)
-    titles = [f"block {int(layer)}, head {int(head)}" for layer, head in places]
-    pictures(cell, list(ds["pattern"].values[:PICTURES, :POSITIONS, :POSITIONS]), titles)

@@ -18,22 +18,19 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ...results.statistics import jackknife, numbered
-from ...results.tables import estimated, number
+from ...results.tables import estimated
 from ...results.variables import Variable
 from ..reading import token_name
 
 TOKENS = 5  # of a block that are kept
 LEAST = 3  # prompts that a token stands in
-COLUMNS = ("block", "token", "id", "times", "prompts", "alpha", "excess over uniform")
+COLUMNS = ("block", "token", "id", "excess over uniform")
 DIMS = ("layer", "collector")
 TABLE = {
-    "token_alpha": Variable(DIMS, "mean weight on the token, mean over heads and occurrences"),
-    "token_excess": Variable(DIMS, "the same above that of uniform attention under the block's mask"),
+    "token_excess": Variable(DIMS, "mean weight on the token above uniform attention's, over heads and occurrences"),
     "token_excess_low": Variable(DIMS, "low end of its 95 % interval"),
     "token_excess_high": Variable(DIMS, "high end of its 95 % interval"),
     "token_id": Variable(DIMS, "token id"),
-    "token_times": Variable(DIMS, "how often the token stands at a key that counts"),
-    "token_prompts": Variable(DIMS, "in how many prompts it does"),
 }
 
 
@@ -70,12 +67,9 @@ def collectors(
         best = np.argsort(-mean, kind="stable")[:TOKENS]
         best = best[np.isfinite(mean[best])]
         ends = jackknife(_ratio, np.stack([excess[:, best], times[:, best]], -1), unit)
-        whole = by_token(alpha[:, layer, 1:])[:, best].sum(0) / times[:, best].sum(0)
-        rows = (whole, *ends, kinds[best], times[:, best].sum(0), often[best])
-        for name, row in zip(TABLE, rows, strict=True):
+        for name, row in zip(TABLE, (*ends, kinds[best]), strict=True):
             found[name][layer, : len(best)] = row
-    whole_numbers = ("id", "times", "prompts")
-    return {n: np.nan_to_num(x, nan=-1).astype(np.int64) if n.endswith(whole_numbers) else x for n, x in found.items()}
+    return found | {"token_id": np.nan_to_num(found["token_id"], nan=-1).astype(np.int64)}
 
 
 def _ratio(sums: Float[np.ndarray, "prompt token two"]) -> Float[np.ndarray, " token"]:
@@ -95,6 +89,6 @@ def token_rows(ds: xr.Dataset) -> list[list[str]]:
     rows = []
     for layer, rank in np.argwhere(ds["token_id"].values >= 0) if "token_id" in ds else ():
         at = ds.isel(layer=layer, collector=rank)
-        cells = [str(at[of].item()) for of in ("layer", "collector_token", "token_id", "token_times", "token_prompts")]
-        rows.append([*cells, number(at["token_alpha"], ".3f"), estimated(at, "token_excess", ".3f")])
+        cells = [str(at[of].item()) for of in ("layer", "collector_token", "token_id")]
+        rows.append([*cells, estimated(at, "token_excess", ".3f")])
     return rows

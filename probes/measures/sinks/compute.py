@@ -25,17 +25,14 @@ o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before a
 - `attends`: the mean of `A_i0`. A sink in the sense of the weights.
 - `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: how large what the head takes from
   position 0 is against all that it writes. A no-op sink (tiny v_0) attends without reading. It can exceed 1, where the rest
-  cancels what came from position 0; `reads_along` = `sum <A_i0 v_0 W_O, o_i W_O> / sum |o_i W_O|^2` is signed, and
-  such shares of all positions add up to 1. Early queries see few keys and count most: uniform attention over orthogonal
-  values of one size reads sqrt(sum (i+1)^-2 / sum (i+1)^-1) = 0.35 at T = 256 while it attends 0.02, so that reading
-  says something about a sink only together with attending.
+  cancels what came from position 0. Early queries see few keys and count most: uniform attention over orthogonal values of
+  one size reads sqrt(sum (i+1)^-2 / sum (i+1)^-1) = 0.35 at T = 256 while it attends 0.02, so that reading says something
+  about a sink only together with attending.
 - `reacts`, on request: another embedding is put at position 0 (`probes.models.swap.swapped`), and the pattern becomes
   A'. The mean over prompts and the queries i >= 2 that see position 0 of `1/2 sum_{j >= 1} |A_ij - A'_ij|` says how
-  much attention to the *other* keys has changed: by going to and from position 0, or among them. `reacts_among_others`
-  is the same with both rows renormalized over keys >= 1, and keeps the second alone. (Under a causal mask query 1 has a
-  single other key.)
-- Norms at position 0 and at the rest of `|v_j|`, `|k_j|` (rotated; repeated for the heads that share it) and `|v_j W_O|`.
-
+  much attention to the *other* keys has changed: by going to and from position 0, or among them. (Under a causal mask query
+  1 has a single other key.)
+- Norms at position 0 and at the rest of `|v_j|` and `|k_j|` (rotated; repeated for the heads that share it).
 - Sizes beside the stream, and the head's role: `probes.measures.sinks.roles`. `reads` is a share of the head's own output,
   which tends to 1 wherever attention does, however little the head writes: it says nothing about use, the role does.
 
@@ -53,7 +50,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
@@ -65,21 +61,20 @@ from ...models.swap import swapped
 from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance
 from ...results.statistics import Interval
-from ...results.variables import Variable
+from ...results.variables import Variable, with_low_high
 from ...run.memory import Retry
 from ...run.progress import Progress, Tally
 from ...run.store import Store
 from .collectors import TABLE, collectors, named
 from .effect import effects
 from .evict import CACHES, DIMS, KEEP, NUMBERINGS, caches, evictions
-from .roles import BESIDE, LIMITS, PLACES, ROLES, WITHHELD, assigned, estimates, strongest
+from .roles import BESIDE, PLACES, ROLES, WITHHELD, assigned, estimates, strongest
 from .sums import MEANS, NORMS, SIZES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
 THRESHOLD = 0.3  # [Gu]'s eps
 TAU = 0.2  # [Wu]'s
 EFFECT_PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
-PICTURE_LENGTH = 128  # queries and keys of a pattern's picture: more cannot be seen on a page
 
 
 @takes_model
@@ -92,7 +87,6 @@ def sinks(
     tau: Any = TAU,
     per_prompt: bool | None = None,
     reacts: Any = None,
-    pictures: Any = 0,
     effect: Any = None,
     effect_prompts: Any = EFFECT_PROMPTS,
     evict: Any = None,
@@ -112,8 +106,6 @@ def sinks(
         per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys only.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
-        pictures: patterns to keep of the strongest sinks, the heads with the largest mean weight on position 0: of the first
-            prompt, at most 128 positions; as many as there are heads, if fewer.
         effect: heads whose effect is measured (see `probes.measures.sinks.effect`): True or "all", or how many, those
             that take most from position 0. None: not measured. It takes about half a pass for each head and prompt.
         effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
@@ -126,13 +118,13 @@ def sinks(
         progress: called with (passes done, passes in all), each of a prompt.
 
     Returns:
-        Dataset with the variables of `VARIABLES`, `tokens`, and attributes with the thresholds and what made it. `alpha`
+        Dataset with the variables of `VARIABLES`, `tokens`, and attributes that say what made it. `alpha`
         has a dimension `prompt` if asked. What is kept of every prompt comes with `..._low`, `..._high` and, as [prompt,
         ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
         `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
-        measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`; with pictures
-        `pattern`, whose coordinates `picture_layer` and `picture_head` say whose they are. Where a norm follows on the
-        attention's output there are neither roles nor sizes beside the stream, and the attribute `roles_withheld` says why.
+        measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`. Where a norm
+        follows on the attention's output there are neither roles nor sizes beside the stream, and the attribute
+        `roles_withheld` says why.
         NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
@@ -145,7 +137,7 @@ def sinks(
     prompts, length = tokens.shape
     if documents is not None and len(documents) != prompts:
         raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
-    more = {"threshold": threshold, "tau": tau, "pictures": pictures, "effect_prompts": effect_prompts}
+    more = {"threshold": threshold, "tau": tau, "effect_prompts": effect_prompts}
     options = _checked(model, tokens, keys, effect, evict, keep, **more)
     every, first, last = options["keys"] == "all", options["evict"] or [], options["keep"] or []
     chosen = range(length) if every else options["keys"]
@@ -178,10 +170,6 @@ def sinks(
 
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
     coords |= {"place": list(PLACES)} | ({} if model.spec.post_norm else {"role": list(ROLES)})
-    if options["pictures"]:
-        drawn = strongest(means["attends"], options["pictures"])
-        found["pattern"] = _pictures(model, tokens[:1], drawn)
-        coords |= {f"picture_{name}": (("picture",), [at[n] for at in drawn]) for n, name in enumerate(HEAD)}
     if every:
         found |= collectors(found.pop("by_key"), found["uniform"], tokens.cpu().numpy(), documents)
         coords["collector_token"] = named(found["token_id"], model.tokenizer)
@@ -192,7 +180,6 @@ def sinks(
     for name, each in (by_prompt | later).items():
         variables |= _with_ends(name, intervals[name], each, prompts)
     attrs = provenance(model, tokens, measurement="sinks", **options)
-    attrs |= {f"{name}_threshold": limit for name, limit in LIMITS.items()}
     attrs |= {"roles_withheld": WITHHELD} if model.spec.post_norm else {}
     return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
 
@@ -202,13 +189,6 @@ def sinks(
 
 HEAD = ("layer", "head")
 _KEY, _PLACE = (*HEAD, "key"), (*HEAD, "place")
-# What follows the name of a number kept of every prompt, and its name in words.
-ENDS = {
-    "": "",
-    "_low": ", low end of the 95 % interval",
-    "_high": ", high end of the 95 % interval",
-    "_by_prompt": ", by prompt",
-}
 _REMOVED = "when what the head takes from position 0 is removed"
 _OWN = "size of the head's output beside its own with position 0 hidden, by weight on position 0"
 _CHANGE = "size of the output's change by another embedding at position 0, beside the stream"
@@ -234,41 +214,27 @@ VARIABLES = {
     "over_tau_of_model": Variable(("key",), "mean over layers and heads of the fraction with a weight above tau"),
     "uniform": Variable(("layer", "key"), "alpha of uniform attention under the block's mask"),
     "reads": Variable(HEAD, "size of what comes from position 0 against the head's output"),
-    "reads_along": Variable(HEAD, "part of the head's output along what comes from position 0, signed"),
-    "reacts_among_others": Variable(HEAD, "as reacts, rows renormalized over keys >= 1"),
     "has_role": Variable(("role", *HEAD), "whether it is the head's role"),
     "role_sure": Variable(HEAD, "whether no interval that decided the role contains its threshold"),
     "value_norm": Variable(_PLACE, "|v_j|", "activation"),
     "key_norm": Variable(_PLACE, "|k_j|", "activation"),
-    "written_norm": Variable(_PLACE, "|v_j W_O|", "activation"),
-    "pattern": Variable(("picture", "picture_query", "picture_key"), "attention pattern of the first prompt"),
 }
 
 
-def _variable(name: str, values: Any, words: str = "") -> tuple[Any, ...]:
+def _variable(name: str, values: Any) -> tuple[Any, ...]:
     """As `dataset` takes it: of every prompt where it has a dimension more; truth as 1 or 0."""
-    known, values = VARIABLES[name], np.asarray(values)
-    dims = ("prompt", *known.dims)[-values.ndim :]
+    values = np.asarray(values)
+    dims = ("prompt", *VARIABLES[name].dims)[-values.ndim :]
     values = values.astype(np.int8) if values.dtype == bool else values
-    return Variable(dims, known.long_name + words, known.units).of(values)
+    return VARIABLES[name]._replace(dims=dims).of(values)
 
 
 def _with_ends(name: str, interval: Interval, each: np.ndarray, prompts: int) -> dict[str, tuple[Any, ...]]:
     """A number, the ends of its interval, and its values by prompt, of which those behind the measured ones are NaN."""
-    whole = np.full((prompts, *each.shape[1:]), np.nan, dtype=np.float32)
+    whole, known = np.full((prompts, *each.shape[1:]), np.nan, dtype=np.float32), VARIABLES[name]
     whole[: len(each)] = each
-    values = (*interval[:3], whole)
-    return {name + end: _variable(name, x, words) for (end, words), x in zip(ENDS.items(), values, strict=True)}
-
-
-@torch.no_grad()
-def _pictures(model: View, tokens: Tensor, heads: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Patterns of the chosen heads [picture, query, key], float32: their first `PICTURE_LENGTH` queries and keys."""
-    length = min(PICTURE_LENGTH, tokens.shape[1])
-    tokens = tokens[:, : max(length, model.spec.prefix or 0)]  # what follows is seen by none of these
-    trace = model.trace(model.embed(tokens), attention=True)
-    patterns = [trace.attention[layer].pattern()[0, head, :length, :length] for layer, head in heads]
-    return np.stack([pattern.float().cpu().numpy() for pattern in patterns])
+    by_prompt = Variable(("prompt", *known.dims), f"{known.long_name}, by prompt", known.units)
+    return with_low_high(name, known, interval[:3]) | {f"{name}_by_prompt": by_prompt.of(whole)}
 
 
 # --------------------------------------------------------------------------------------------------- options
@@ -307,7 +273,6 @@ def _checked(model: View, tokens: Tensor, keys: Any, effect: Any, evict: Any, ke
         "keys": keys,
         "threshold": float(more["threshold"]),
         "tau": float(more["tau"]),
-        "pictures": min(_whole("pictures", more["pictures"], 0), heads),
         "effect": "all" if count == heads else count,
         "effect_prompts": effect_prompts if count else None,
         "evict": evict,

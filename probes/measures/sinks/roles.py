@@ -46,7 +46,6 @@ from ...results.tables import number
 from .sums import SIZES
 
 ATTENDS = 0.3  # [Gu]'s eps again, on the mean over prompts; eight times uniform attention at 128 positions
-READS = 0.3  # of the output's size; where the parts are orthogonal, 0.3^2 = 9 % of its energy
 REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position 0 was changed from outside
 LARGE = 0.1  # of the stream's size: what a head takes from position 0, or what follows another embedding there
 SMALL = 0.3  # of the size of a head's own output if it attended elsewhere
@@ -62,8 +61,6 @@ WAYS: dict[str, list[list[tuple[str, int, float]]]] = {
     "reacts": [[("reacts", 1, REACTS)], [("reacts_output", 1, LARGE)]],
 }
 ROLES = (*WAYS, "ignores")
-LIMITS = {"attends": ATTENDS, "reads": READS, "reacts": REACTS, "large": LARGE, "small": SMALL}
-FACTORS = (0.5, 1.0, 2.0)  # of the thresholds of reading and parking, at which heads are counted
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 # Columns of a table of heads, and their variables.
 NUMBERS = {name: name for name in ("effect", "attends", "written", "output")} | {"own output": "output_own"}
@@ -126,16 +123,6 @@ def counts(ds: xr.Dataset) -> dict[str, tuple[int, int]]:
     has = ds["has_role"].sel(role=list(ROLES)).transpose("role", "layer", "head").values > 0
     sure = has & (ds["role_sure"].values > 0)
     return {role: (int(has[n].sum()), int(sure[n].sum())) for n, role in enumerate(ROLES)}
-
-
-def by_threshold(ds: xr.Dataset) -> dict[str, dict[float, int]]:
-    """How many heads read, and how many attend, do not read and park, by the threshold: the usual one times `FACTORS`."""
-    written, own = ds["written"].values, ds["output_own"].values
-    free = (ds["attends"].values > ATTENDS) & ~(written > LARGE)
-    return {
-        "reads": {LARGE * factor: int((written > LARGE * factor).sum()) for factor in FACTORS},
-        "parks": {SMALL * factor: int((free & (own < SMALL * factor)).sum()) for factor in FACTORS},
-    }
 
 
 def strongest(values: Any, n: int | None = None) -> list[tuple[int, int]]:

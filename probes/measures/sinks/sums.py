@@ -18,18 +18,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...models.fused import query_blocks
 from ...models.view import Attention, Edit, View
 from ...run.memory import Retry, shares
 from ...run.precision import double, precise, total
 from ...run.store import Piece, Store, groups
-from ..attention import column_statistics, columns, normalizers, outputs, run_watched
+from ..attention import ALL, column_statistics, columns, normalizers, outputs, part_of, pattern_blocks, run_watched
 from .collectors import counted
 
-NORMS = ("value_norm", "key_norm", "written_norm")
+NORMS = ("value_norm", "key_norm")
 # Kept of every prompt [prompt, layer, head]: means, and sizes whose squares are averaged.
 MEANS, SIZES = ("attends", "reacts", "sink_logit_share"), ("written", "output", "output_own", "reacts_output")
-ALL = slice(None)
 
 
 def uniform_alpha(
@@ -112,7 +110,7 @@ class Sums:
 
         def watch(layer: int, attention: Attention) -> None:
             heads = [ALL] if attention.reweigh else shares(self.spec.heads)  # edits of logits take all heads
-            parts = [self._of_heads(layer, some, _part(attention, heads=some)) for some in heads]
+            parts = [self._of_heads(layer, some, part_of(attention, heads=some)) for some in heads]
             block = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             block["sinks"] = (block["alpha"] > self.threshold).sum(0, dtype=torch.float64)
             if self.chosen is None:  # means over heads, of keys that may count as collectors
@@ -142,11 +140,10 @@ class Sums:
         reach, gram = self.reaches[layer], self.grams[layer][heads]
         by_stream, found = self.by_stream[1:reach], dict[str, Tensor]()
         if len(attention.query) > 1:
-            moved, found["among"] = _reactions(_part(attention, positions=slice(reach)))
-            found["reacts"] = moved / max(0, reach - 2)
+            found["reacts"] = _reactions(part_of(attention, positions=slice(reach))) / max(0, reach - 2)
             one, other = outputs(attention)[:, :, 1:reach]
             found["reacts_output"] = (_squares(one - other, gram) * by_stream).mean(-1)
-            attention = _part(attention, prompts=slice(1))
+            attention = part_of(attention, prompts=slice(1))
         if self.chosen is None:
             weights = columns(attention, (0,))[0, ..., 0]  # those on position 0
             on_keys, over = (x[0] for x in column_statistics(attention, self.tau))
@@ -159,24 +156,20 @@ class Sums:
         found |= {"alpha": on_keys / self.until_end, "over": over / self.seeing[layer]}
 
         value, output = attention.value[0].to(gram.dtype), outputs(attention)[0]
-        imaged = value @ gram  # [H, T, c]
-        from_0 = imaged[:, 0, :].clone()  # <v_0 W_O, x W_O> = <from_0, x>
-        written = imaged.mul_(value).sum(-1).clamp_min_(0)  # rounding may leave a tiny negative number
+        written_0 = _squares(value[:, :1], gram)
         norm = torch.linalg.vector_norm
-        norms = (norm(value, dim=-1), norm(attention.key[0], dim=-1, dtype=gram.dtype), written.sqrt())
+        norms = (norm(value, dim=-1), norm(attention.key[0], dim=-1, dtype=gram.dtype))
         for name, sizes in zip(NORMS, norms, strict=True):
             found[name] = torch.stack([double(sizes[:, 0]), double(sizes[:, 1:]).mean(-1)], -1)
         if self.spec.sink_logits and attention.sink is not None:
             log_z = double(normalizers(attention)[0, :, 1:])
             found["sink_logit_share"] = (attention.sink.to(log_z)[:, None] - log_z).exp().mean(-1)
 
-        near, output = weights[:, 1:reach].to(gram.dtype), output[:, 1:reach].to(gram.dtype)
-        weights, whole = double(weights[:, 1:reach]), _squares(output, gram)
+        weights, whole = double(weights[:, 1:reach]), _squares(output[:, 1:reach], gram)
         elsewhere = whole  # behind a window of 1 no query sees position 0, and nothing has a size
         if reach > 1:
             elsewhere = _squares(outputs(_behind_0(attention, reach))[0], gram)
-        own = weights.square() * double(written[:, :1])
-        taken = (near[:, None, :] @ output)[:, 0]  # sum_i A_i0 o_i
+        own = weights.square() * written_0
         return found | {
             "attends": weights.mean(-1),
             "written": (own * by_stream).mean(-1),
@@ -184,19 +177,15 @@ class Sums:
             "output_own": (weights * whole).sum(-1) / (weights * elsewhere).sum(-1),
             "own": double(own.sum(-1)),
             "whole": double(whole.sum(-1)),
-            "along": double((taken * from_0).sum(-1)),
         }
 
     def results(self, pieces: Iterable[Piece]) -> dict[str, np.ndarray]:
         """What is reported, of all pieces in their order."""
         found = self.joined(pieces)
         sums = {name: torch.from_numpy(found.pop(name)) for name in [*found] if name not in self.by_prompt}
-        if "among" in sums:
-            reacting = torch.tensor([max(0, reach - 2) for reach in self.reaches])[:, None]
-            sums["reacts_among_others"] = sums.pop("among") / (reacting * self.prompts)
-        own, whole, along = (sums.pop(name) for name in ("own", "whole", "along"))
+        own, whole = (sums.pop(name) for name in ("own", "whole"))
         rate, over = sums.pop("sinks") / (self.prompts * self.spec.heads), sums.pop("over") / self.prompts
-        sums |= {"reads": (own / whole).sqrt(), "reads_along": along / whole}
+        sums |= {"reads": (own / whole).sqrt()}
         sums |= {name: sums[name] / self.prompts for name in NORMS}
         sums |= {"sink_rate": rate, "sink_rate_of_model": rate.mean(0)}
         sums |= {"over_tau": over, "over_tau_of_model": over.mean((0, 1))}
@@ -216,35 +205,17 @@ def _squares(x: Float[Tensor, "head query c"], gram: Float[Tensor, "head c c"]) 
     return total((x @ gram).mul_(x), -1).clamp_min_(0)
 
 
-def _reactions(attention: Attention) -> Float[Tensor, "two head"]:
-    """Sums over queries i >= 2 of total variation over keys >= 1, between the two prompts: as is, and renormalized."""
-    found = torch.zeros((2, attention.query.shape[1]), dtype=torch.float64, device=precise(attention.query.device))
-    for start, stop in query_blocks(attention):
-        start = max(start, 2)
-        if start >= stop:
-            continue
-        logits = attention.logits(start, stop)  # [2, H, rows, keys]
-        # The rest against position 0, without the 1 - A_i0 that cancels where the sink takes almost everything.
-        rest, first = logits[..., 1:].logsumexp(-1, keepdim=True), logits[..., :1]
-        if attention.sink is not None:
-            first = torch.logaddexp(first, attention.sink.to(first)[:, None, None])
-        shares = logits[..., 1:].sub_(rest).exp_()
-        found[1] += total((shares[0] - shares[1]).abs_(), (-2, -1)) / 2
-        shares.mul_((rest - first).sigmoid_())
-        found[0] += total((shares[0] - shares[1]).abs_(), (-2, -1)) / 2
-    return found
-
-
-def _part(attention: Attention, *, prompts: slice = ALL, heads: slice = ALL, positions: slice = ALL) -> Attention:
-    """Of some prompts, heads and positions alone; the first positions do not depend on what follows."""
-    found = {name: getattr(attention, name) for name in ("query", "key", "value", "output", "normalizer")}
-    found = {name: None if x is None else x[prompts, heads, positions] for name, x in found.items()}
-    of_heads = {name: getattr(attention, name) for name in ("slopes", "sink")}
-    return replace(attention, **found, **{name: None if x is None else x[heads] for name, x in of_heads.items()})
+def _reactions(attention: Attention) -> Float[Tensor, " head"]:
+    """Sums over queries i >= 2, which all see position 0, of total variation over keys >= 1 between the two prompts."""
+    moved = torch.zeros(attention.query.shape[1], dtype=torch.float64, device=precise(attention.query.device))
+    for block in pattern_blocks(attention):
+        one, other = block.weights[:, :, max(0, 2 - block.start) :, 1:]
+        moved += total((one - other).abs_(), (-2, -1)) / 2
+    return moved
 
 
 def _behind_0(attention: Attention, reach: int) -> Attention:
     """Of the positions 1 to `reach` among themselves, attended anew, unedited: what a head does with position 0 hidden."""
     prefix = None if attention.prefix is None or attention.prefix < 2 else attention.prefix - 1
     anew = replace(attention, output=None, normalizer=None, reweigh=(), prefix=prefix)
-    return _part(anew, positions=slice(1, reach))
+    return part_of(anew, positions=slice(1, reach))
