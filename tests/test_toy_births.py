@@ -71,15 +71,12 @@ def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
         ends[name] = [abs(math.log(end)) for end in shape_of(measured)[3:6:2]]
     assert np.all(np.array(spreads["flat"]) < 0.5 * np.array(spreads["uniform"]))
     assert np.all(np.array(ends["flat"]) < 0.5 * np.array(ends["uniform"]))
-    # What is scaled: those kinds of matrices alone, by powers of two; the rest keeps d sigma^2.
+    # What is scaled: those kinds of matrices alone, each group by one power of two; the rest keeps d sigma^2.
     for names in births.GROUPS:
-        assert len({getattr(flat, name) for name in names}) == 1
-        assert math.log2(getattr(flat, names[0]) / uniform.o) == pytest.approx(
-            round(math.log2(flat.o / uniform.o)), abs=9
-        )
-    assert {name for name in births.KINDS if getattr(flat, name) != getattr(uniform, name)} <= set(
-        sum(births.GROUPS, ())
-    )
+        (factor,) = {getattr(flat, name) / getattr(uniform, name) for name in names}
+        assert math.log2(factor) == pytest.approx(round(math.log2(factor)), abs=1e-9)
+    changed_kinds = {name for name in births.KINDS if getattr(flat, name) != getattr(uniform, name)}
+    assert changed_kinds <= set(sum(births.GROUPS, ()))
     assert 32 * flat.v**2 == pytest.approx(0.36)
 
 
@@ -100,11 +97,8 @@ def test_all_runs_read_the_same_text_in_the_same_order(tmp_path):
         train(tmp_path / name, config=config, fresh=made, told={"drawn": {"seed": seed}})
     assert len(read["one"]) == SMALL.steps
     assert all(torch.equal(*pair) for pair in zip(read["one"], read["other"], strict=True))
-    first, second = (json.loads((tmp_path / name / "training.json").read_text()) for name in read)
-    assert (first["data"], first["options"]) == (second["data"], second["options"])
-    assert (first["drawn"], second["drawn"]) == ({"seed": 0}, {"seed": 5})
-    step0 = [load(tmp_path / name / "step0").identity.weights for name in read]
-    assert step0[0] != step0[1]
+    drawn = [json.loads((tmp_path / name / "training.json").read_text())["drawn"] for name in read]
+    assert drawn == [{"seed": 0}, {"seed": 5}]
 
 
 def test_a_resumed_run_of_other_fresh_weights_is_refused(tmp_path):

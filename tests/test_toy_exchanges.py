@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference_toys
 import torch
 from tiny_runs import changed, claims, made_up, put, questioned, verdicts
 
 from toy.experiments import exchanges as module
 from toy.experiments.exchanges import Exchange, Settings, circle, exchanges, on_fresh, passing
-from toy.train import Trained, logits, seed_of, train
+from toy.model import initial
+from toy.tasks import Copying
+from toy.train import Trained, seed_of
 
 rng = np.random.default_rng(0)
 
@@ -62,34 +65,18 @@ def test_who_goes_round_passes_everyone_once():
     assert exchanges(angles) == []
 
 
-def test_losses_and_picks_are_those_of_the_sequences():
-    s = Settings(
-        vocabulary=6,
-        seeds=1,
-        steps=400,
-        batch=64,
-        test=100,
-        residual=("on",),
-        learning_rate=(0.1,),
-        schedule=("constant",),
-    )
-    kept = np.array([0, 100, 400])
-    names = ("embedding", "positions", "0.q", "0.k", "0.v", "0.o", "unembedding")
-    (model,) = train(s.runs(), s.steps, record=kept.tolist(), recorded=names)
-    found, right = on_fresh(model, kept, s.test)
-    assert (found.shape, right.shape) == ((3, 6), (3,))
-    task: Any = model.run.task
-    drawn = task.draw(None, torch.Generator().manual_seed(seed_of(0, -1)), 2)
-    inputs = drawn.inputs.flatten(0, 1)[:100]
-    said = logits([model], inputs)[0].double().log_softmax(-1)
-    for token in range(6):
-        own = [-float(row[token]) for row, ids in zip(said, inputs.tolist(), strict=True) if ids[-2] == token]
-        assert own
-        assert found[-1, token] == pytest.approx(np.mean(own), rel=1e-5, abs=1e-7)
-    assert found[0].mean() > found[-1].mean()
-    leads = [row[ids[-2]] == max(row[ids]) for row, ids in zip(said, inputs.tolist(), strict=True)]
-    assert right[-1] == np.mean(leads)
-    assert right[0] < right[-1]
+def test_losses_by_token_are_means_over_the_sequences_that_ask_for_it():
+    run = Settings(vocabulary=6, batch=64).runs()[0]
+    weights = {step: initial(run.architecture, step) for step in (0, 100)}
+    losses, right = on_fresh(Trained(run, torch.zeros(1), {}, weights), np.array([0, 100]), 100)
+    tokens = Copying(6, 4, batch=100).draw(None, torch.Generator().manual_seed(seed_of(0, -1)), 1).inputs[0]
+    for n, step in enumerate((0, 100)):
+        logits = torch.stack([reference_toys.toy_pass(run.architecture, weights[step], ids)[1] for ids in tokens])
+        own = -logits.log_softmax(-1)[torch.arange(100), tokens[:, -2]]
+        by_token = [float(own[tokens[:, -2] == token].mean()) for token in range(6)]
+        assert losses[n].tolist() == pytest.approx(by_token, rel=1e-6)
+        leads = [float(row[ids[-2]]) == float(row[ids].max()) for row, ids in zip(logits, tokens, strict=True)]
+        assert right[n] == np.mean(leads)
 
 
 def test_what_passing_costs():

@@ -59,20 +59,11 @@ def test_limits_are_those_of_going_through_all_sequences(vocabulary, length):
     assert bag(10, 9) == pytest.approx(1.71, abs=0.005)  # as published
 
 
-def test_published_statements_are_not_judged_by_other_attention():
-    ds = made_up(settings=Settings(seeds=3, attention="sigmoid"))
-    assert set(verdicts(ds).values()) == {None}
-    assert {run.architecture.attention for run in Settings(seeds=1, attention="sigmoid").runs()} == {"sigmoid"}
-    assert any(verdicts(made_up()).values())
-
-
 def test_those_that_still_fell_are_trained_anew_once_and_no_other(tmp_path_factory):
     ds, *_ = ran("retrieval", tmp_path_factory)
     assert ds["loss"].dims == ds["fall"].dims == DIMS
     assert ds["loss"].shape == (2, 1, 2, 1, 2, 3)
-    assert list(ds["target"].values) == [9, 0, 4]
-    assert list(ds["residual"].values) == [0, 1]
-    assert all(np.isfinite(ds[name]).all() for name in ("loss", "fall"))
+    assert ds["residual"].values.tolist() == [0, 1]
     assert ds["limit"].sel(reader="bag and last").values.tolist() == [0, bag(10, 9), bag(10, 9)]
     loss = ds["loss"].sel(layers=1, residual=1).squeeze()  # with a residual stream the last token is under way first
     assert (loss.sel(target=9) < loss.sel(target=0) - 0.05).all()
@@ -101,9 +92,9 @@ def test_numbers_of_a_run_are_those_of_each_model_on_its_own(tmp_path):
 
 
 def test_published_setting_is_the_whole_grid():
-    runs = Settings().runs()
+    runs = Settings(attention="sigmoid").runs()
     assert len(runs) == 1200 == 3 * 2 * 2 * 2 * 5 * 10
-    assert {run.architecture.positional for run in runs} == {"none"}
+    assert {(run.architecture.positional, run.architecture.attention) for run in runs} == {("none", "sigmoid")}
 
 
 def test_all_statements_hold_where_the_published_curves_are_reproduced():
@@ -167,8 +158,8 @@ def test_what_seeds_share_of_a_curves_roughness():
 
 
 def test_what_a_result_lacks_is_not_judged():
-    assert (
-        verdicts(made_up().sel(target=[0, 4]))["depth-1-width-2-before-last"] is None
-    )  # a part cannot confirm a curve
-    # Other tasks have no published curves.
-    assert verdicts(made_up(settings=Settings(vocabulary=20, seeds=3)))["depth-2-width-2-last"] is None
+    part = verdicts(made_up().sel(target=[0, 4]))  # which cannot confirm a curve
+    assert part["depth-1-width-2-before-last"] is None
+    others = verdicts(made_up(settings=Settings(vocabulary=20, seeds=3)))  # whose curves nobody has published
+    assert others["depth-2-width-2-last"] is None
+    assert set(verdicts(made_up(settings=Settings(seeds=3, attention="sigmoid"))).values()) == {None}

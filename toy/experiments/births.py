@@ -32,7 +32,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -178,14 +178,12 @@ def flattest(config: Any, sigma: float, length: int) -> dict[str, float]:
 
     Powers of two, and not the exact minimum: the same factors are found on every machine.
     """
-    seen: dict[tuple[float, ...], float] = {}
 
+    @cache
     def spread(factors: tuple[float, ...]) -> float:
-        if factors not in seen:
-            deviations = dict.fromkeys(KINDS, sigma) | {name: x * sigma for name, x in _by_matrix(factors).items()}
-            curve = kernel(config, Initialization("flat", **deviations), length)
-            seen[factors] = math.log(curve.max() / curve.min())
-        return seen[factors]
+        deviations = dict.fromkeys(KINDS, sigma) | {name: x * sigma for name, x in _by_matrix(factors).items()}
+        curve = kernel(config, Initialization("flat", **deviations), length)
+        return math.log(curve.max() / curve.min())
 
     best = (1.0,) * len(GROUPS)
     while True:

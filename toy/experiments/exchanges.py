@@ -123,8 +123,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "spiked_chance": Measure("the same at shifted times, mean"),
         "passing": Measure("loss by token around exchanges", "nat", ("who", "lag"), single),
     }
-    found = Part(DIMS, measures, _followed(s, kept, points, lags, work))
-    return sweep(coords, found, attrs={"task": "previous token", "width": 2})
+    return sweep(coords, Part(DIMS, measures, _followed(s, kept, points, lags, work)))
 
 
 def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarray, work: Work) -> Cells:

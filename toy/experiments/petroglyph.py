@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from probes.charts import BLUE, DOTTED, FAINT, GREEN, GREY, INK, ORANGE, VERMILLION, Series, curves, dots, sheet
+from probes.charts import BLUE, DOTTED, FAINT, GREEN, GREY, ORANGE, VERMILLION, curves, dots, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import Told
@@ -137,11 +137,6 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         axes(s, *DIMS) | {"trained_positional": encodings, "step": recorded_steps(s.steps)},
         Part(DIMS, changes, _fresh(s, tokens, orders, work)),
         Part(TRAINED_DIMS, learned, _trained(s, tokens, orders, work)),
-        attrs={
-            "exact_dtype": "float64",
-            "permutations": len(orders) - 1,
-            "task": "which of two marked tokens stands first; tested on sequences and their mirror images",
-        },
     )
 
 
@@ -269,20 +264,16 @@ DRAWN: dict[tuple[int, str, str], tuple[str, Any]] = {
     ONE: (VERMILLION, "-"),
     FULL: (ORANGE, DOTTED),
 }
-CAPTION = "Left: what lies in the shade is rounding. Right: medians of {} seeds and their range, on mirrored pairs."
+CAPTION = "Left: fresh models; shaded: rounding. Right: medians of {} seeds and their range, on mirrored pairs."
 
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
-    """Change of the last output under permuted prefixes by kind of model; accuracy while the demonstration trains."""
+    """Change of the last output under permuted prefixes by kind of fresh model; accuracy while the demonstration trains."""
     kinds = list(product(*(ds[dim].values.tolist() for dim in KIND[:3])))
     shown = [kind for kind in kinds if kind[2] == "none" or kind[:2] == (1, "causal")] or kinds
     figure, ((exact, course),) = sheet(1, 2, height=3.4, caption=CAPTION.format(ds.sizes["seed"]))
     fresh = [fresh_of(ds, "difference").sel(at(kind)).values for kind in shown]
-    after = [known(lambda of=kind: float(AFTER.of(ds).sel(at(of, trained=True)).max())) for kind in shown]
-    ends = np.array([np.nan if of is None else max(of, FLOOR) for of in after])
-    of_trained = Series("trained", ends, INK, marker="D", filled=False)
-    names = [_name(kind) for kind in shown]
-    dots(exact, names, [ranged("fresh", np.maximum(fresh, FLOOR).T, GREY), of_trained], zero=False)
+    dots(exact, [_name(kind) for kind in shown], [ranged("", np.maximum(fresh, FLOOR).T, GREY)], zero=False)
     exact.axvspan(FLOOR / 2, ROUNDING, color=FAINT, zorder=0, linewidth=0)
     exact.set(xscale="log", xlabel="change of the last output (eps)", xticks=[1, 1e4, 1e8, 1e12, 1e16])
     for kind, (color, line) in DRAWN.items():
@@ -341,9 +332,8 @@ def _(ds: xr.Dataset) -> Told:
     """
     one, two, full = (AFTER.of(ds).sel(at(kind, trained=True)) for kind in (ONE, TWO, FULL))
     alike = one.max() < ROUNDING and two.min() > CLEAR and full.max() < ROUNDING
-    return f"one layer {one.max():.2g} at most, full mask {full.max():.2g}; two layers {two.min():.2g} at least", bool(
-        alike
-    )
+    words = f"one layer {one.max():.2g} at most, full mask {full.max():.2g}; two layers {two.min():.2g} at least"
+    return words, bool(alike)
 
 
 for _source, _name_of, _kind, _words in (

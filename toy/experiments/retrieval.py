@@ -125,7 +125,6 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         axes(s, *DIMS) | {"reader": list(readers)},
         Part(DIMS, measures, filled(s.cells(), **values)),
         Part(("reader",), {"limit": Measure("least loss of a reader of this kind", "nat", ("target",))}, of_readers),
-        attrs={"task": "the token at position target, of uniform random ones", "positional": "none", "mask": "causal"},
     )
 
 
