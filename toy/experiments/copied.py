@@ -39,7 +39,8 @@ def scored(
     scores, picks = np.empty((len(models), test)), np.empty((len(models), test), bool)
     groups: dict[Any, list[int]] = {}
     for i, model in enumerate(models):
-        groups.setdefault((model.run.architecture.shape, replace(model.run.task, batch=test)), []).append(i)
+        task: Any = model.run.task
+        groups.setdefault((model.run.architecture.shape, replace(task, batch=test)), []).append(i)
     for (shape, task), members in groups.items():
         inputs, answers = fresh(task, test, seed)
         for start, first in product(range(0, len(members), TOGETHER), range(0, test, CHUNK)):

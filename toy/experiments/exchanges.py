@@ -136,7 +136,7 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarra
         settled = [[exchange for exchange in of_table if kept[exchange.at] >= late] for of_table in counted]
         by_token, right = on_fresh(model, kept, s.test)
         begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= late]
-        near = (abs(kept[:, None] - np.array(begun)) <= NEAR).any(1)
+        near: np.ndarray = np.any(abs(kept[:, None] - np.array(begun)) <= NEAR, axis=1)
         yield (
             cell,
             {
