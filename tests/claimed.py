@@ -232,7 +232,7 @@ def swap(
     removed: Mapping[str, float], *, later: float = 0.2, forms: float = 0.4, total: float = 2.0, off: float = 0.1
 ) -> xr.Dataset:
     """A result of `bos_swap`: what replacements remove early and later, by other definitions, and the total after."""
-    whole, of_parts, of_sources = (("replacement", *more, "layer", "band") for more in ((), ("part",), ("source",)))
+    of_parts, of_sources = (("replacement", of, "layer", "band") for of in ("part", "source"))
     ones = np.ones((len(removed), len(PARTS), 2, len(BANDS)))
     after = ones * (1 - forms)
     after[:, 0] = total
@@ -241,7 +241,7 @@ def swap(
     made |= ended(leakage_change=(after - ones, *of_parts))
     made |= {"leakage_before": (of_parts, ones), "leakage_after": (of_parts, after)}
     for when, own, others in (("before", 1.0, -1.0), ("after", 1 - forms, -0.5)):  # below 0: no fraction to take
-        made[f"residual_steady_{when}"] = whole, ones[:, 0] * own
+        made[f"residual_steady_{when}_of_model"] = ("replacement", "band"), ones[:, 0, 0] * own
         made |= {f"{name}_{when}": (of_sources, ones[:, :3] * others) for name in ("source", "weight")}
     coords = {"replacement": list(removed), "part": list(PARTS), "source": list(SOURCES), "band": list(BANDS)}
     return xr.Dataset(made, coords, real(command="headwater bos-swap x", first_policy="bos"))

@@ -243,7 +243,7 @@ def test_a_changed_model_is_what_its_own_changes_are_measured_against():
     before, after = (consequences(one, tokens)[0] for one in (first, swapped(first, "zero")))
     close(found.loss_before[:-1], before.mean(0), 1e-4)
     close(found.loss_after[:-1], after.mean(0), 1e-4)
-    close(found.kl[:-1], consequences(swapped(first, "zero"), tokens, first)[1].mean(0), 1e-4)
+    close(found.kl_of_model, consequences(swapped(first, "zero"), tokens, first)[1][:, 1:].mean(), 1e-4)
     own, swap = (probes.trajectory(one, tokens, starts=3) for one in (first, swapped(first, "zero")))
     close(swap.cosine, own.cosine, 1e-9)  # other first tokens of the ablated model, not of the original
     assert not np.allclose(own.cosine, probes.trajectory(model, tokens, starts=3).cosine, rtol=0, atol=1e-6)
@@ -300,25 +300,23 @@ def test_behaviour_beside_attention():
         one, two = (m.unembed(m.norm(run(m, tokens))).log_softmax(-1) for m in (model, changed))
         one, two = one.detach(), two.detach()
         kl = (one.exp() * (one - two)).sum(-1).mean(0)
-        close(found.kl[:-1], kl[:-1], 1e-4, 1e-7)
         close(found.kl_of_model, kl[1:-1].mean(), 1e-4)
         assert found.attrs["replacement"] == name
         assert "sensitivity_after" not in found
-        assert np.isnan(found.removed_by).all() == (name == "without-0")
-        if name != "without-0":
-            close(found.removed_by.sel(definition="V(X), constant sink in"), found.removed_of_model, 1e-9)
+        assert np.isnan(found.residual_after_of_model).all() == (name == "without-0")
 
 
-def test_recall_by_depth_is_that_of_the_changed_model():
+def test_recall_is_that_of_the_changed_model():
     model = probes.load("tiny-llama", dtype="float64")
     tokens = probes.prompts(model, n=4, length=40)
     options: dict[str, Any] = {"bootstrap": 0, "profile_prompts": 0, "bands": ((9, 31),), "recall": 4}
     found = probes.bos_swap(model, tokens, replacement="without-0@2", **options)
-    lists: dict[str, Any] = {"pairs": 12, "keys": "apart", "digits": 4, "contexts": 4}
-    after, before = (probes.retrieval(m, **lists)["log_p"] for m in (reweighed(model, "without-0", layer=2), model))
-    close(found.recall_by_depth_log_p_after, after.mean("context"), 1e-9)
-    close(found.recall_by_depth_log_p_change, (after - before).mean("context"), 1e-9, 1e-9)
-    close(found.recall_log_p_change, (after - before).mean(), 1e-9, 1e-9)
-    by_couple = (after - before).values.reshape(2, 2, 12).mean(1)
-    reach = 12.706 * np.abs(by_couple[0] - by_couple[1]) / 2  # of two couples: Student's t, one degree of freedom
-    close(found.recall_by_depth_log_p_change_high - found.recall_by_depth_log_p_change, reach, 1e-3, 1e-9)
+    changed = reweighed(model, "without-0", layer=2)
+    after, before = (probes.retrieval(m, pairs=12, contexts=4) for m in (changed, model))
+    for name in ("log_p", "exact"):
+        change = (after - before)[name]
+        close(found[f"recall_{name}_after"], after[name].mean(), 1e-9, 1e-9)
+        close(found[f"recall_{name}_change"], change.mean(), 1e-9, 1e-9)
+        by_couple = change.values.reshape(2, -1).mean(1)
+        reach = 12.706 * np.abs(by_couple[0] - by_couple[1]) / 2  # of two couples: Student's t, one degree of freedom
+        close(found[f"recall_{name}_change_high"] - found[f"recall_{name}_change"], reach, 1e-3, 1e-9)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -18,12 +17,10 @@ from probes.data.windows import (
     CHARACTERS_PER_TOKEN,
     MARGIN,
     SHORT,
-    SKIP,
     Tokenized,
     _starts,
     cut,
     passage_of,
-    skip_some,
     tokenize,
 )
 from probes.errors import InputError
@@ -102,16 +99,6 @@ def test_reading_stops_when_there_is_enough(model):
     with pytest.raises(InputError, match="the longest has 9"):  # a stream that never gives one is left
         tokenize(model, endless("ABCDEFGHI"), **asked)
     assert len(looked_at) == SHORT
-
-
-def test_skipping_loses_no_document():
-    documents = [Document(str(i), "") for i in range(SKIP + 50)]
-    seen = [int(document.name) for document in skip_some(iter(documents), np.random.default_rng(1))]
-    assert sorted(seen) == list(range(SKIP + 50))
-    assert 0 < seen[0] < SKIP
-    assert seen == [(seen[0] + i) % (SKIP + 50) for i in range(SKIP + 50)]
-    endless = (Document(str(i), "") for i in iter(int, 1))
-    assert len(list(islice(skip_some(endless, np.random.default_rng(1)), 3))) == 3
 
 
 def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(model, tmp_path):

@@ -36,10 +36,7 @@ UNREAD = {
         "reacts*_by_prompt",
         "*effect_by_prompt",
     ),
-    "bos-swap": (
-        *("kl", "kl_low", "kl_high"),
-        *(f"{of}_{when}" for of in ("leakage", "weight", "source", "residual*") for when in ENDS_OF_SWAPS),
-    ),
+    "bos-swap": tuple(f"{of}_{when}" for of in ("leakage", "weight", "source") for when in ENDS_OF_SWAPS),
 }
 READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "steady_source")}  # all others are read by block alone
 DIGITS = 18  # bits of a float that are kept behind its first one: 5 decimal digits

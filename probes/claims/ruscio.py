@@ -221,11 +221,11 @@ SWAPS = {
 }
 NEAR_40 = f"{FRACTION} within a quarter of {FORTY:g} in every model, by every replacement"
 FORMS = {  # other things that "residual component" may be read as: variable, place
-    "V(X) without the constant sink": ("residual_steady", {}),
-    "logits' V(S)": ("leakage", {"part": "logits"}),
-    "denominators' V(D)": ("leakage", {"part": "denominator"}),
-    "Shapley value of the log form": ("source", {"source": "residual"}),
-    "Shapley value of the weight form": ("weight", {"source": "residual"}),
+    "V(X) without the constant sink": ("residual_steady_{}_of_model", {}),
+    "logits' V(S)": ("leakage_{}", {"part": "logits"}),
+    "denominators' V(D)": ("leakage_{}", {"part": "denominator"}),
+    "Shapley value of the log form": ("source_{}", {"source": "residual"}),
+    "Shapley value of the weight form": ("weight_{}", {"source": "residual"}),
 }
 SAME = "The fraction of the residual component that a swap at position 0 removes does not depend on"
 BANDS = "in every later band the fraction of V(X) removed is below that of the early band"
@@ -285,9 +285,9 @@ def same_by_replacement(ds: xr.Dataset) -> Told:
 
 def left(part: xr.Dataset, name: str, /, **where: str) -> float | None:
     """1 - after / before, means over blocks; None where there is nothing above 0 to take a fraction of."""
-    if f"{name}_before" not in part:
+    if name.format("before") not in part:
         return None
-    before, after = (float(part[f"{name}_{when}"].sel(where).mean()) for when in ("before", "after"))
+    before, after = (float(part[name.format(when)].sel(where).mean()) for when in ("before", "after"))
     return 1 - after / before if before > 0 else None
 
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import lzma
 import platform
 import sys
 import sysconfig
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import InputError, reason
 from ..run.files import what_is
@@ -25,6 +23,7 @@ TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
 PACKED = ".jsonl.xz"  # the files that come with the package
 # What `datasets` calls the readers of single files.
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow", ".txt": "text"}
+SHUFFLED = 256  # documents of a stream that are shuffled at a time
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HELDOUT = CHECKPOINTS / f"heldout{PACKED}"  # what the bundled models' losses were measured on
 BUNDLED = {name: Path(__file__).parents[1] / "texts" / f"{name}{PACKED}" for name in ("prose", "code")}
@@ -108,71 +107,39 @@ def _lines(file: Path, name: str, text: str) -> Iterator[Document]:
             raise InputError(f"'{file}' line {number} is no JSON object with a 'text' field; mend that line") from None
 
 
-def stream_dataset(name: str, *, split: str = "train", column: str = "text") -> Generator[Document, None, None]:
+def stream_dataset(
+    name: str, *, split: str = "train", column: str = "text", seed: int | None = None
+) -> Generator[Document, None, None]:
     """Stream documents of a `datasets` name (`owner/name` or `owner/name:config`) without downloading the whole of it.
 
-    A local folder or file that `datasets` can open (parquet, json, arrow) works too. No dataset's code is run. The log
-    of `datasets` is silent until the iterator is closed: its errors say again what is raised.
+    A local folder or file that `datasets` can open (parquet, json, arrow) works too. No dataset's code is run. With a seed
+    documents come in another order, as far as a stream can be shuffled.
 
     Raises:
         InputError: the name is unknown, cannot be reached, has no such split, or its rows have no such column.
     """
     import datasets
 
+    path, _, config = (name, "", "") if Path(name).exists() else name.partition(":")
+    local = Path(path).suffix in READERS
     try:
-        reader = dataset_reader(name)
-        dataset, _, config = (name, "", "") if reader else name.partition(":")
-        where: dict[str, Any] = {"path": dataset, "name": config or None}
-        if reader:
-            where = {"path": reader, "data_files": name}
-        with _quiet(), closing(iter(datasets.load_dataset(**where, split=split, streaming=True))) as rows:
-            for number, row in enumerate(rows):
-                if column not in row:
-                    columns = ", ".join(map(repr, row))
-                    raise InputError(
-                        f"dataset '{dataset}' has no column '{column}'; name one of those it has: {columns}"
-                    )
-                if not isinstance(row[column], str):
-                    kind = type(row[column]).__name__
-                    raise InputError(
-                        f"'{dataset}[{number}]' has no text in column '{column}', but a {kind}; name another"
-                    )
-                yield Document(f"{dataset}[{number}]", row[column])
+        where = (
+            {"path": READERS[Path(path).suffix], "data_files": path}
+            if local
+            else {"path": path, "name": config or None}
+        )
+        rows = datasets.load_dataset(**where, split=split, streaming=True)
+        for number, row in enumerate(rows if seed is None else rows.shuffle(seed=seed, buffer_size=SHUFFLED)):
+            if not isinstance(row.get(column), str):
+                columns = ", ".join(map(repr, row))
+                raise InputError(f"'{path}[{number}]' has no text in column '{column}'; name another of {columns}")
+            yield Document(f"{path}[{number}]", row[column])
     except InputError:
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
         raise InputError(
             f"dataset '{name}' cannot be streamed ({reason(error)}); check name, split and network, or use text files"
         ) from None
-
-
-def dataset_reader(name: str) -> str | None:
-    """What `datasets` calls the reader of a local file; None for a folder, and for a name that it looks up itself.
-
-    Raises:
-        InputError: a pipe or a device, a file of another kind, or the name of a file that is not there.
-    """
-    kind, reader = what_is(name), READERS.get(Path(name).suffix)
-    if kind == "neither":
-        raise InputError(f"dataset '{name}' is a pipe or a device; give a file, a folder or owner/name")
-    if kind == "file" and reader is None:
-        raise InputError(f"dataset file '{name}' is none of {', '.join(READERS)}; convert it")
-    if kind == "nothing" and reader is not None:
-        raise InputError(f"dataset file '{name}' does not exist; give a file, a folder or owner/name")
-    return reader if kind == "file" else None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the log of `datasets`."""
-    import datasets
-
-    level = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
 
 
 def stdlib_documents() -> list[Document]:

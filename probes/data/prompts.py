@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,14 +32,13 @@ from ..models.checks import check_id, check_length
 from ..models.load import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
-from .documents import BUNDLED, dataset_reader, read_documents, stream_dataset, text_files, usual_text
-from .windows import cut, encoded, skip_some, tokenize
+from .documents import BUNDLED, READERS, read_documents, stream_dataset, text_files, usual_text
+from .windows import cut, encoded, tokenize
 
 FirstToken = Literal["auto", "bos", "none"]
 Attributes = dict[str, str | int | float]
 
 NOTABLE_OVERLAP = 0.25  # of the tokens of windows of a single document; above it, a remark says so
-NAMED = 5  # special tokens in a remark
 POLICIES = "give auto, bos, none or a token id"
 
 
@@ -52,9 +50,8 @@ class Drawn:
         tokens: the prompts.
         attributes: for a result. `text_source` names the text or chat, `first_policy` is "bos", "none", "id" ("auto"
             resolved) or "chat template", `first_id` the id at position 0 if all prompts have the same by that policy,
-            `first_ids` (JSON) all ids that stand before the text if they are several, `prompts_seed` the seed,
-            `windows_overlap` the share of tokens that are in several windows, and `special_tokens` (JSON) how many of each
-            the windows spell out, if they do.
+            `first_ids` (JSON) all ids that stand before the text if they are several, `prompts_seed` the seed, and
+            `windows_overlap` the share of tokens that are in several windows.
         remarks: one line each, for the caller.
         documents: the name of each prompt's document; None for conversations.
     """
@@ -81,8 +78,7 @@ def prompts(
 ) -> Int[Tensor, "prompt position"]:
     """Cut `n` windows of `length` tokens out of a text, or take the beginnings of conversations; int64 on the CPU.
 
-    Warns where more than a quarter of the tokens stand in several windows, and of special tokens that the text spells out,
-    which are read as such.
+    Warns where more than a quarter of the tokens of a single document stand in several windows.
 
     Args:
         model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
@@ -146,7 +142,7 @@ def draw(
     check_length(model, length, f"length={length}", "ask for fewer")
     policy, random = first_policy(model, first), np.random.default_rng(seed)
     if dataset is not None:
-        documents, wanted = skip_some(stream_dataset(dataset, split=split, column=column), random), n
+        documents, wanted = stream_dataset(dataset, split=split, column=column, seed=seed), n
         source = f"dataset '{dataset}' (split {split}, column {column})"
     else:
         name = usual_text(model.identity.name) if text is None else str(text)
@@ -165,11 +161,14 @@ def draw(
         )
     windows = torch.from_numpy(windows)[:, : length - len(before)]
     tokens = torch.cat([torch.tensor(before, dtype=torch.long).expand(n, -1), windows], dim=1)
-    special = _special(model, windows)
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
-    attributes |= {"special_tokens": json.dumps(special, ensure_ascii=False)} if special else {}
-    remarks = _remarks(model, tokens, before, overlap if len(set(places)) == 1 else 0.0, special)
-    return Drawn(tokens, attributes, tuple(remarks), tuple(read[place].name for place in places))
+    remark = (
+        f"{model.identity.name}: {overlap:.0%} of the tokens stand in more than one of the {n} windows of {length}, all of "
+        "one document, so that windows are no independent samples, as intervals take them to be; "
+        "give more documents, or ask for fewer or shorter prompts"
+    )
+    remarks = (remark,) if overlap > NOTABLE_OVERLAP and len(set(places)) == 1 else ()
+    return Drawn(tokens, attributes, remarks, tuple(read[place].name for place in places))
 
 
 def check_source(
@@ -193,8 +192,8 @@ def check_source(
         raise InputError(f"first={first} has no use with a chat, whose template says what stands first; leave it out")
     if text is not None and str(text) not in BUNDLED:
         text_files(text)
-    if dataset is not None:
-        dataset_reader(dataset)
+    if dataset is not None and Path(dataset).suffix in READERS and not Path(dataset).exists():
+        raise InputError(f"dataset file '{dataset}' does not exist; give a file, a folder or owner/name")
     if chat is not None:
         conversations(chat)
 
@@ -258,33 +257,6 @@ def parse_first(value: str) -> FirstToken | int:
         return int(value)
     except ValueError:
         raise InputError(f"first token '{value}' is unknown; {POLICIES}") from None
-
-
-def _special(model: View, windows: Tensor) -> dict[str, int]:
-    """How often the windows spell out each special token, the most frequent first."""
-    known: dict[int, Any] = getattr(model.tokenizer, "added_tokens_decoder", {})
-    unknown = getattr(model.tokenizer, "unk_token_id", None)  # what the vocabulary lacks spells out nothing
-    special = {i: str(token) for i, token in known.items() if token.special and i != unknown}
-    return dict(Counter(special[i] for i in windows.flatten().tolist() if i in special).most_common())
-
-
-def _remarks(model: View, tokens: Tensor, before: list[int], overlap: float, special: Mapping[str, int]) -> list[str]:
-    """What the caller should know of first tokens, of windows that are no independent samples, and of special tokens."""
-    name, (n, length), remarks = model.identity.name, tokens.shape, []
-    if len(before) > 1:
-        names = "".join(map(str, model.tokenizer.convert_ids_to_tokens(before)))  # type: ignore[union-attr]
-        remarks.append(f"its tokenizer puts {names} before every text (ids {before}); prompts begin with them")
-    if overlap > NOTABLE_OVERLAP:
-        remarks.append(
-            f"{overlap:.0%} of the tokens stand in more than one of the {n} windows of {length}, all of one document, "
-            "so that windows are no independent samples, as intervals take them to be; "
-            "give more documents, or ask for fewer or shorter prompts"
-        )
-    if special:
-        counts = [f"{token} ({count})" for token, count in special.items()]
-        named = ", ".join(counts[:NAMED]) + (", ..." if len(counts) > NAMED else "")
-        remarks.append(f"special tokens that the text spells out are read as such: {named}")
-    return [f"{name}: {remark}" for remark in remarks]
 
 
 def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:

@@ -1,7 +1,8 @@
 """Windows of tokens within documents: which documents are read, how much of each, and where the windows begin.
 
-- Documents come in a seeded random order. As many are read as there are windows, or all; a document that is shorter than a
-  window is skipped. Of a long document one passage is read, from a random place, `MARGIN` times as long as its windows.
+- Documents come in a seeded random order (of a stream, 256 at a time). As many are read as there are windows, or all; a
+  document that is shorter than a window is skipped. Of a long document one passage is read, from a random place, `MARGIN`
+  times as long as its windows.
 - The first half of the windows comes from the first half of the documents, the second half from the others, so that halves
   share none (unless there is one document, or one half of the documents is too short). Within a half, documents take turns.
 - Windows of one document do not overlap where they fit into it side by side: their places are then uniform among all such
@@ -11,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,6 @@ from ..models.view import View
 from .documents import Document
 
 MARGIN = 4  # tokens read of a document per token used: the rest lets the seed choose which
-SKIP = 256  # a stream cannot be shuffled; skipping up to this many documents lets the seed choose where reading begins
 SHORT = 10_000  # documents of a stream in a row that are too short for a window, after which reading stops
 CHARACTERS_PER_TOKEN = 8  # twice that of ordinary text: a passage that long holds its windows, with room to spare
 ID = np.dtype("<i4")
@@ -107,18 +107,6 @@ def encoded(tokenizer: Any, text: str, **options: Any) -> Any:
     """
     read = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False, **options)
     return read if options else read["input_ids"]
-
-
-def skip_some(documents: Iterator[Document], random: np.random.Generator) -> Generator[Document, None, None]:
-    """Begin after a random number of documents; those skipped come last, for data sets with no more than that."""
-    skip = int(random.integers(SKIP))
-    skipped = []
-    for document in documents:
-        if len(skipped) < skip:
-            skipped.append(document)
-        else:
-            yield document
-    yield from skipped
 
 
 def _in_turn(room: Sequence[int], n: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from ...results.curves import estimate, relative_error, with_interval
 from ...results.tables import Table, estimated, interval, number, variance
 from ..jacobian import PRODUCTS
 from .chart import CAPTION, chart, of_several
-from .compute import DEFINITIONS, PROFILE_PROMPTS, bos_swap
+from .compute import PROFILE_PROMPTS, bos_swap
 from .compute import removed as removed
 
 EFFECTS = {  # by variable: a number for each replacement, how it is called, and how it is written
@@ -32,7 +32,6 @@ RECALL = {
     "recall_exact_after": ("after", ".2f"),
 }
 COMPONENTS = {"_steady": "", "": ", the constant sink left in"}  # of the residual component: what is said of each
-NEVER_BELOW_0 = "kl_of_model"
 
 
 @dataclass(frozen=True)
@@ -124,67 +123,32 @@ def _component(ds: xr.Dataset) -> str:
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """What each replacement does to sinks and behaviour, what it removes per band, by all definitions, recall by depth."""
+    """What each replacement does to sinks and behaviour, and what it removes in every band."""
     at = ("model", "replacement")
-    known = [name for name in EFFECTS | RECALL if any(name in ds for ds in results.values())]
-    words = ("sink rate", "after", "loss", "after", "profile", *((EFFECTS | RECALL)[name][0] for name in known))
-    found = [
-        Table("Sinks and behaviour", (*at, *words), [[*names, *_effects(ds, known)] for *names, ds in each(results)]),
-        *(
-            Table(
-                f"Residual component removed{words}",
-                (*at, "band", "before", "after", "removed"),
-                [
-                    [*names, str(band), *_removed(ds.sel(band=band), sink)]
-                    for *names, ds in each(results)
-                    for band in ds["band"].values
-                ],
-            )
-            for sink, words in COMPONENTS.items()
+    shown = {name: words for name, words in (EFFECTS | RECALL).items() if any(name in ds for ds in results.values())}
+    words = ("sink rate", "after", "loss", "after", "profile", *(words for words, _ in shown.values()))
+    effects, components = [], []
+    for model, name, ds in each(results):
+        means = [ds[f"sink_rate_{when}"].mean() for when in ("before", "after")]
+        means += [ds[f"loss_{when}"][1:].mean() for when in ("before", "after")]  # a NaN at the last is left out
+        profile = number(_profile_change(ds), ".1%") if "sensitivity_before" in ds else "-"
+        more = [estimated(ds, one, form) if one in ds else "-" for one, (_, form) in shown.items()]
+        effects.append([model, name, *(number(mean, ".3f") for mean in means), profile, *more])
+        for band in ds["band"].values:
+            cells, of = [], ds.sel(band=band)
+            for sink in COMPONENTS:
+                cells += [
+                    estimated(of, f"residual{sink}_{when}_of_model", said=variance) for when in ("before", "after")
+                ]
+                cells.append(estimated(of, f"removed{sink}_of_model", ".0%"))
+            components.append([model, name, str(band), *cells])
+    sides = ("before", "after", "removed")
+    return [
+        Table("Sinks and behaviour", (*at, *words), effects),
+        Table(
+            "Residual component: the constant sink taken out, and left in", (*at, "band", *sides, *sides), components
         ),
-        _by_definition(results),
-        _recall_by_depth(results),
     ]
-    return [table for table in found if table.rows]
-
-
-def _effects(ds: xr.Dataset, names: Sequence[str]) -> list[str]:
-    """Sink rate and loss before and after, the change of the profile, and variables with their intervals."""
-    means = [ds[f"sink_rate_{when}"].mean() for when in ("before", "after")]
-    means += [ds[f"loss_{when}"][1:].mean() for when in ("before", "after")]  # a NaN at the last is left out
-    profile = number(_profile_change(ds), ".1%") if "sensitivity_before" in ds else "-"
-    more = [estimated(ds, name, (EFFECTS | RECALL)[name][1]) if name in ds else "-" for name in names]
-    return [*(number(mean, ".3f") for mean in means), profile, *more]
-
-
-def _removed(ds: xr.Dataset, sink: str) -> list[str]:
-    sizes = [estimated(ds, f"residual{sink}_{when}_of_model", said=variance) for when in ("before", "after")]
-    return [*sizes, estimated(ds, f"removed{sink}_of_model", ".0%")]
-
-
-def _by_definition(results: Mapping[str, xr.Dataset]) -> Table:
-    """What every definition of "removed" says, in the first band."""
-    rows = [
-        [*of, *(estimated(ds.isel(band=0), "removed_by", ".0%", definition=name) for name in DEFINITIONS)]
-        for *of, ds in each(results)
-        if "removed_by" in ds
-    ]
-    return Table("Removed in the first band, by definition", ("model", "replacement", *DEFINITIONS), rows)
-
-
-def _recall_by_depth(results: Mapping[str, xr.Dataset]) -> Table:
-    """Log p of values by the depth of the pair, where it was measured."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for model, replacement, ds in each(results):
-        for name, when in (("-", "before"), (replacement, "after")):
-            if (of := f"recall_by_depth_log_p_{when}") in ds:
-                rows[model, name] = [number(value, ".2f") for value in ds[of]]
-    depths = tuple(str(n) for n in range(max(map(len, rows.values()), default=0)))
-    return Table(
-        "Recall, log p (nat) by the depth of the pair",
-        ("model", "replacement", *depths),
-        [[*names, *row] for names, row in rows.items()],
-    )
 
 
 RESAMPLED = {"bootstrap": 50}
@@ -196,7 +160,7 @@ MEASURE = Measure(
     headlines=(
         Headline("sink rate, after", _sink_rate),
         *(
-            Headline(words, partial(_own, name=name), ratio=name == NEVER_BELOW_0, form=form)
+            Headline(words, partial(_own, name=name), ratio=name == "kl_of_model", form=form)
             for name, (words, form) in EFFECTS.items()
         ),
         *(

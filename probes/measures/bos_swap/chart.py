@@ -1,4 +1,4 @@
-"""How swaps of position 0 are drawn: what each takes away, or, of many, what each does to sinks and to behaviour."""
+"""How swaps of position 0 are drawn: what each does to loss, sinks and profile, or, of many, their outcomes in lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from matplotlib.ticker import FuncFormatter
 from ...charts import (
     BLUE,
     CYCLE,
-    DASHED,
     DOTTED,
     GREY,
     INK,
@@ -31,13 +30,8 @@ from ...charts import (
 from ...charts.style import TEXT
 from ...results.curves import with_interval
 
-CAPTION = (
-    "Removed: 1 - after / before of V(X) without the constant sink; no dot: undecided; arrowhead: beyond the axis. Bars: "
-    "95 % over documents, of recall over lists; bands of the loss: means of the positions' own intervals."
-)
+CAPTION = "Bars: 95 % over documents, of recall over lists; bands of the loss: means of the positions' own intervals."
 FEW = 6  # replacements that have a colour each; more of them have a line each
-PUBLISHED = 0.4  # [Ruscio], of the residual component at early queries
-REMOVED = (-1.0, 1.0)  # where the axis ends: at twice as much as before, and at all of it
 SMALL = 0.1  # nats; the axis of the loss is linear below: first positions lose a hundred times what later ones do
 HIGHEST = 3.0  # times the largest sensitivity before: a norm of a zero vector is as steep as its epsilon allows
 OUTCOMES = {  # of many replacements, by variable: the panel's words, and up to where its axis is linear
@@ -58,47 +52,26 @@ def of_several(ds: xr.Dataset) -> xr.Dataset:
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
-    """What a swap removes, and what it does to loss, sinks and profile; of many, the outcomes of each, line by line."""
+    """What a swap does to loss, sinks and profile; of many, the outcomes of each, line by line."""
     several = {model: of_several(ds) for model, ds in results.items()}
     most = max(ds.sizes["replacement"] for ds in several.values())
-    if most <= FEW:
-        known = [_fractions(at)[0] for ds in several.values() for at, *_ in _each(ds)]
+    if most > FEW:
+        names = [name for name in OUTCOMES if all(name in ds for ds in several.values())]
+        rows = [Panel("", partial(outcome, name=name), height=LINE * most + 0.6) for name in names]
+    else:
         rows = [
-            *([Panel("queries", removed, height=1.9)] if np.isfinite(known).any() else []),
             Panel("change of loss (nat)", losses),
             Panel("sink rate of position 0", sink_rates, share=True),
             Panel("sensitivity to the input", profiles),
         ]
-        return panels(
-            several, rows if all("sensitivity_after" in ds for ds in several.values()) else rows[:-1], CAPTION
-        )
-    known = [name for name in OUTCOMES if all(name in ds for ds in several.values())]
-    return panels(
-        several, [Panel("", partial(outcome, name=name), height=LINE * most + 0.6) for name in known], CAPTION
-    )
+        rows = rows if all("sensitivity_after" in ds for ds in several.values()) else rows[:-1]
+    return panels(several, rows, CAPTION)
 
 
 def _each(ds: xr.Dataset) -> Iterator[tuple[xr.Dataset, str, str]]:
     """(result, words, colour) of each replacement."""
     for n, name in enumerate(map(str, ds["replacement"].values)):
         yield ds.sel(replacement=name), f"token {name}" if name.isdigit() else name, CYCLE[n]
-
-
-def removed(cell: Axes, ds: xr.Dataset) -> None:
-    """The fraction removed by band; nothing where the interval has no end."""
-    drawn = []
-    for at, label, color in _each(ds):
-        y, low, high = _fractions(at)
-        drawn.append(Series(label, y, color, low, high))
-    dots(cell, list(map(str, ds["band"].values)), drawn, limits=REMOVED)
-    cell.axvline(PUBLISHED, color=GREY, linewidth=0.9, linestyle=DASHED, zorder=1)
-    cell.set_xlabel(wrapped("share removed; dashed: [Ruscio], early", ACROSS, TEXT))
-
-
-def _fractions(at: xr.Dataset) -> np.ndarray:
-    """The fraction removed with its interval, [3, band]; none where the interval has no end."""
-    fractions = with_interval(at, "removed_steady_of_model").values
-    return np.where(np.isinf(fractions[1:]).any(0), np.nan, fractions)
 
 
 def losses(cell: Axes, ds: xr.Dataset) -> None:

@@ -8,7 +8,7 @@ and after; `probes.models.intervene` has the names of what can be done.
 **Removed.** The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights
 (through logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if
 the mask made none, and the fraction of it removed is `1 - V(X)_after / V(X)_before`: 1 where the swap leaves nothing, 0
-where it changes nothing, negative where it adds. Heads, blocks for `removed_of_model`, are averaged before the ratio. The
+where it changes nothing, negative where it adds. Heads and blocks are averaged before the ratio. The
 *Shapley value* of the residual source, V(X) - C(X, M), is no measure to take a fraction of: where the residual stream works
 against the mask, as sinks do that steady the denominators, it is negative. It is given before and after (`source_...`),
 as is every other part with its change, since a swap acts on all of them.
@@ -16,18 +16,15 @@ as is every other part with its change, since a swap acts on all of them.
 **Intervals** (95 %, percentiles of the bootstrap) are paired: each resample draws the prompts once, within each half, and
 takes the same ones before and after. V(X) is estimated without bias and can be noise around 0, above all in block 0: where
 the estimate is not above 0 there is no fraction (NaN), and where more than 2.5 % of the resamples are not, its interval is
-infinite at both ends: more prompts are needed to know it. `residual_change` is known better, since much of the noise is the
-same before and after.
+infinite at both ends: more prompts are needed to know it. `residual_change_of_model` is known better, since much of the
+noise is the same before and after.
 
 **Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
 replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
 excludes (toys that predict labels only) there is no loss: NaN, left out of the mean over positions.
 
-**Behaviour.** `kl` is `KL(p_i || p'_i)` of the next token, p as the model is; `recall_...` are those of `probes.retrieval`
-on lists of `RECALLED` pairs, before and after: the mean, and by the depth of the pair.
-
-**Definitions of "removed".** [Ruscio] does not say of what 40 % are removed. `removed_by` has every definition that we could
-think of (`DEFINITIONS`), each as `1 - after / before`.
+**Behaviour.** `kl_of_model` is `KL(p_i || p'_i)` of the next token, p as the model is; `recall_...` are those of
+`probes.retrieval` on lists of `RECALLED` pairs, before and after.
 
 **What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held, logits and
 denominators are no longer those that mask and stream make. There the parts of leakage after the intervention are NaN.
@@ -41,9 +38,8 @@ Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -56,15 +52,14 @@ from ...models.checks import check_logits
 from ...models.intervene import Intervention, intervention
 from ...models.load import takes_model
 from ...models.view import View
-from ...results.curves import Profile, rms_profile
+from ...results.curves import rms_profile
 from ...results.dataset import dataset, provenance
-from ...results.statistics import INTERVAL, jackknife
-from ...results.variables import Variable, with_ends
+from ...results.statistics import INTERVAL, couples, jackknife
+from ...results.variables import Variable, with_ends, with_low_high
 from ...run.progress import Progress, part
 from ...run.store import Store
 from ..consequences import RECALLED, check_recall, consequences
 from ..jacobian import PRODUCTS, jacobian
-from ..leakage import BOUND
 from ..leakage.compute import LAGS, PARTS, SOURCES, band_coordinates, check
 from ..leakage.forms import resampling, splits
 from ..retrieval import retrieval
@@ -81,15 +76,14 @@ STAGES = {
 }
 LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 0, "products": 2, "recall": 0}
 WITHOUT_LEAKAGE = ("without-0", "held-log-z")  # see the module's text
-# What `probes.leakage` calls parts, V(X) with and without the constant sink, and position 0's own term.
-LEAKS = {
-    "leakage": "log_form",
-    "source": "log_source",
-    "weight": "weight_source",
-    "residual": "log_stream",
-    "residual_steady": "steady_stream",
-    "sink": "log_sink",
+# Of the log form's parts, and Shapley values of both forms: what `probes.leakage` calls them, dimension, words and unit.
+FORMS = {
+    "leakage": ("log_form", "part", "leakage, log form", "nat^2"),
+    "source": ("log_source", "source", "leakage, log form, Shapley value", "nat^2"),
+    "weight": ("weight_source", "source", "leakage, weight form, Shapley value", "1"),
 }
+# Of V(X): the end of its name, what `probes.leakage` calls it, and what it leaves out.
+COMPONENTS = {"": ("log_stream", ""), "_steady": ("steady_stream", ", the constant sink taken out")}
 Leaks = Mapping[str, Float[np.ndarray, "resample entry layer head band"]]
 Variables = dict[str, tuple[Any, ...]]
 
@@ -98,11 +92,11 @@ Variables = dict[str, tuple[Any, ...]]
 class State:
     """One side of a swap: what was measured with one embedding at position 0."""
 
-    leaks: Leaks  # by `LEAKS`
+    leaks: Leaks  # by the names of `probes.leakage`
     sink: xr.Dataset  # of key 0
     losses: Float[np.ndarray, "prompt predicted"]
     divergences: Float[np.ndarray, "prompt predicted"] | None  # from the model as it is
-    profile: Profile | None
+    profile: Float[np.ndarray, " position"] | None
     recall: xr.Dataset | None
 
 
@@ -142,19 +136,17 @@ def bos_swap(
 
     Returns:
         Dataset; of several replacements all but `tokens` has the leading dimension `replacement`, and the model as it is
-        was measured once. With intervals `..._low` and `..._high` (unless `bootstrap` is 0), and means over heads:
-        `removed [layer, band]` and `removed_of_model [band]`, the fraction of the residual component that the swap removes,
-        see the module's text; `removed_steady...`, the same without the constant sink (see `probes.leakage`); `residual_...`
-        [layer, band] and `residual_..._of_model` [band], what they are fractions of, `residual_steady_...` alike;
-        `leakage_...` [part, layer, band], the log form in squared nats; `source_...` [source, layer, band], its Shapley
-        values; `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
-        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), `kl`, `kl_of_model` alike, nats;
-        `removed_by [definition, band]`; with `recall` the mean over lists `recall_log_p_...` and `recall_exact_...`, before,
-        after and the change, and `recall_by_depth_log_p_... [depth]`, `recall_by_depth_exact_... [depth]` alike.
-        Without intervals: `alpha_before`, `alpha_after` [layer, head] and `sink_rate_before`, `sink_rate_after` [layer] of
-        key 0; `loss_before`, `loss_after` [position], NaN at the last, which predicts nothing; `sensitivity_before`,
-        `sensitivity_after` [position], rms over prompts, and their standard errors `..._stderr`. `tokens`; attributes say
-        what made it, a single `replacement` among them.
+        was measured once. With intervals `..._low` and `..._high` (unless `bootstrap` is 0):
+        `removed_of_model` [band], the fraction of the residual component that the swap removes, see the module's text, and
+        `removed_steady_of_model`, the same without the constant sink (see `probes.leakage`); what they are fractions of,
+        `residual_..._of_model` [band] and `residual_steady_..._of_model`; means over heads of `leakage_...`
+        [part, layer, band], the log form in squared nats, `source_...` [source, layer, band], its Shapley values, and
+        `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
+        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), `kl_of_model` alike, nats; with
+        `recall` the mean over lists of `recall_log_p_...` and `recall_exact_...`, before, after and the change.
+        Without intervals: `sink_rate_before`, `sink_rate_after` [layer] of key 0; `loss_before`, `loss_after` [position],
+        NaN at the last, which predicts nothing; `sensitivity_before`, `sensitivity_after` [position], rms over prompts.
+        `tokens`; attributes say what made it, a single `replacement` among them.
 
     Raises:
         InputError: no such replacement or one twice, an option that cannot be used, prompts that do not fit bands and lags,
@@ -190,9 +182,6 @@ def bos_swap(
             "part": list(PARTS),
             "source": list(SOURCES),
             "layer": range(model.spec.blocks),
-            "head": range(model.spec.heads),
-            "definition": list(DEFINITIONS),
-            **({"depth": range(RECALLED)} if recall else {}),
             **band_coordinates(options["bands"]),
         },
         attrs=made | ({"replacement": chosen} if alone else {}),
@@ -240,7 +229,7 @@ def _state(
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
     if unknown is None:
         forms = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"], pieces=pieces)
-        leaks = {name: forms[form] for name, form in LEAKS.items()}
+        leaks = {form: forms[form] for form, *_ in (*FORMS.values(), *COMPONENTS.values())}
     else:
         leaks = {name: np.full_like(values, np.nan) for name, values in unknown.items()}
     sink = sinks(model, tokens, keys=(0,), per_prompt=False, pieces=pieces, progress=heard["sinks"]).isel(key=0)
@@ -249,7 +238,7 @@ def _state(
     profile, first = None, tokens[: options["profile_prompts"]]
     if len(first):
         ds = jacobian(model, first, method="sketch", **sketch, pieces=pieces, progress=heard["sensitivity"])
-        profile = rms_profile(ds.sensitivity, ds.stderr)
+        profile = rms_profile(ds.sensitivity).mean
     recall = None
     if options["recall"]:
         lists = {"pairs": RECALLED, "contexts": options["recall"]}
@@ -277,61 +266,20 @@ def _compared(name: str, variable: Variable, sides: Sequence[np.ndarray], end: s
     return found
 
 
-# By name: dimension, what it is, unit.
-FORMS = {
-    "leakage": ("part", "leakage, log form", "nat^2"),
-    "source": ("source", "leakage, log form, Shapley value", "nat^2"),
-    "weight": ("source", "leakage, weight form, Shapley value", "1"),
-}
-COMPONENTS = {"": "", "_steady": ", the constant sink taken out"}  # of V(X): the end of its name, what it leaves out
-LEVELS: dict[str, tuple[tuple[str, ...], Any, str]] = {
-    "": (("layer", "band"), 2, "mean over heads"),
-    "_of_model": (("band",), (1, 2), "mean over blocks and heads"),
-}
-
-
 def _of_leakage(before: Leaks, after: Leaks, *, intervals: bool) -> Variables:
     """Parts and sources of leakage, V(X), and the fractions of it that are removed."""
     found: Variables = {}
-
-    def fraction(name: str, variable: Variable, sides: Sequence[np.ndarray]) -> None:
-        ends = zip(("", "_low", "_high") if intervals else ("",), removed(*sides), strict=False)
-        found.update({f"{name}{end}": variable.of(values) for end, values in ends})
-
-    for form, (dim, words, units) in FORMS.items():
+    for name, (form, dim, words, units) in FORMS.items():
         variable = Variable((dim, "layer", "band"), f"{words}, mean over heads", units)
-        found |= _compared(form, variable, [side[form].mean(-2) for side in (before, after)])
-    for (kind, without), (end, (dims, over, mean)) in product(COMPONENTS.items(), LEVELS.items()):
-        sides = [side[f"residual{kind}"][:, 0].mean(over) for side in (before, after)]
-        words = f"residual component of leakage, log form, {mean}{without}"
-        found |= _compared(f"residual{kind}", Variable(dims, words, "nat^2"), sides, end)
-        words = f"fraction of the residual component that the swap removes, {mean}{without}"
-        fraction(f"removed{kind}{end}", Variable(dims, words), sides)
-    each = [[of(side) for of in DEFINITIONS.values()] for side in (before, after)]
-    words = "fraction that the intervention removes, by what it is a fraction of; mean over blocks and heads"
-    fraction("removed_by", Variable(("definition", "band"), words), [np.stack(side, 1) for side in each])
+        found |= _compared(name, variable, [side[form].mean(-2) for side in (before, after)])
+    for name, (form, without) in COMPONENTS.items():
+        sides = [side[form][:, 0].mean((1, 2)) for side in (before, after)]
+        words = f"residual component of leakage, log form, mean over blocks and heads{without}"
+        found |= _compared(f"residual{name}", Variable(("band",), words, "nat^2"), sides, "_of_model")
+        variable = Variable(("band",), f"fraction of the {words}, that the swap removes")
+        for end, values in zip(("", "_low", "_high") if intervals else ("",), removed(*sides), strict=False):
+            found[f"removed{name}_of_model{end}"] = variable.of(values)
     return found
-
-
-# Of what a fraction is removed: [resample, band] of a side, means over blocks and heads.
-DEFINITIONS: dict[str, Callable[[Leaks], Float[np.ndarray, "resample band"]]] = {
-    "V(X), constant sink out": lambda leaks: leaks["residual_steady"][:, 0].mean((1, 2)),
-    "V(X), constant sink in": lambda leaks: leaks["residual"][:, 0].mean((1, 2)),
-    "V(K), position 0's own term": lambda leaks: leaks["sink"][:, 0].mean((1, 2)),
-    "V(S), all of leakage": lambda leaks: leaks["leakage"][:, 0].mean((1, 2)),
-    "source of the stream, log form": lambda leaks: leaks["source"][:, 1].mean((1, 2)),
-    "its share of leakage": lambda leaks: (
-        DEFINITIONS["source of the stream, log form"](leaks) / DEFINITIONS["V(S), all of leakage"](leaks)
-    ),
-    "source of the stream, weights": lambda leaks: _weights(leaks)[:, 1].mean((1, 2)),
-    "all of leakage, weights": lambda leaks: _weights(leaks).sum(1).mean((1, 2)),
-}
-
-
-def _weights(leaks: Leaks) -> Float[np.ndarray, "resample source layer head band"]:
-    """The weight form, NaN in bands where some head's variances are none of weights; see `probes.leakage`."""
-    values = leaks["weight"]
-    return np.where(np.abs(values[:1]).max((1, 2, 3), keepdims=True) > BOUND, np.nan, values)
 
 
 def removed(
@@ -361,16 +309,16 @@ def _of_behaviour(before: State, after: State, weights: Float[np.ndarray, "resam
         words = f"next-token loss, mean over prompts, {when} the swap"
         found[f"loss_{when}"] = Variable(("position",), words, "nat").of(_padded(side.losses.mean(0)))
     whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
-    for name, values, words in (
-        ("loss_change", after.losses - before.losses, "change of the next-token loss by the swap"),
-        ("kl", after.divergences, "KL divergence of the next token from the model as it is"),
-    ):
-        by_position = whole @ values  # [resample, position]
-        found |= with_ends(name, Variable(("position",), words, "nat"), _padded(by_position))
+    change = whole @ (after.losses - before.losses)  # [resample, predicted]
+    words, of_kl = (
+        "change of the next-token loss by the swap",
+        "KL divergence of the next token from the model as it is",
+    )
+    found |= with_ends("loss_change", Variable(("position",), words, "nat"), _padded(change))
+    for name, by_position, of in (("loss_change", change, words), ("kl", whole @ after.divergences, of_kl)):
         known = ~np.isnan(by_position[0, 1:])
         mean = by_position[:, 1:][:, known if known.any() else slice(None)].mean(1)
-        of_model = Variable((), f"{words}, mean over positions from 1 on", "nat")
-        found |= with_ends(f"{name}_of_model", of_model, mean)
+        found |= with_ends(f"{name}_of_model", Variable((), f"{of}, mean over positions from 1 on", "nat"), mean)
     return found | _of_recall(before.recall, after.recall)
 
 
@@ -380,22 +328,19 @@ def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "..
 
 
 def _of_recall(before: xr.Dataset | None, after: xr.Dataset | None) -> Variables:
-    """Recall over all depths and by depth, with intervals over couples of lists; nothing where it was not measured."""
-    if before is None or after is None:
-        return {}
+    """Recall with intervals over couples of lists; nothing where it was not measured."""
     found: Variables = {}
-    couples = before["context"].values // 2
+    if before is None or after is None:
+        return found
     for name, what, unit in (
         ("log_p", "log probability of the value", "nat"),
         ("exact", "share of exact answers", "1"),
     ):
-        one, other = before[name].values, after[name].values
-        for when, values in (("before", one), ("after", other), ("change", other - one)):
-            words = f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap"
-            for of, dims, over in (("recall", (), None), ("recall_by_depth", ("depth",), 0)):
-                ends = jackknife(lambda some, over=over: some.mean(over), values, couples)
-                for end, value in zip(("", "_low", "_high"), ends, strict=True):
-                    found[f"{of}_{name}_{when}{end}"] = Variable(dims, words, unit).of(value)
+        first, second = before[name].values, after[name].values
+        for when, values in (("before", first), ("after", second), ("change", second - first)):
+            variable = Variable((), f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap", unit)
+            ends = jackknife(np.mean, values, couples(before))
+            found |= with_low_high(f"recall_{name}_{when}", variable, ends, said=False)
     return found
 
 
@@ -403,13 +348,9 @@ def _of_attention(before: State, after: State) -> Variables:
     """Weights on position 0, and the Jacobian profile where it was measured."""
     found: Variables = {}
     for when, side in (("before", before), ("after", after)):
-        words = f"mean weight on position 0 [Gu], {when} the swap"
-        found[f"alpha_{when}"] = Variable(("layer", "head"), words).of(side.sink.alpha.values)
         words = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
         found[f"sink_rate_{when}"] = Variable(("layer",), words).of(side.sink.sink_rate.values)
         if side.profile is not None:
             norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
-            found[f"sensitivity_{when}"] = Variable(("position",), norm).of(side.profile.mean)
-            stderr = Variable(("position",), f"standard error: {norm}")
-            found[f"sensitivity_{when}_stderr"] = stderr.of(side.profile.stderr)
+            found[f"sensitivity_{when}"] = Variable(("position",), norm).of(side.profile)
     return found

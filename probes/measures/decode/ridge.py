@@ -4,9 +4,9 @@ Of streams x_n (positions from 1 on of all prompts of a training set) with targe
 
     w = (S + lambda I)^{-1} c,   S = \sum (x - x̄)(x - x̄)^T,   c = \sum (x - x̄)(z - z̄),   z^ = z̄ + w . (x - x̄),
 
-which needs no more of the streams than \sum x, \sum x x^T and \sum x z. The strength lambda is the best of `STRENGTHS`
-times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted on either
-part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
+which needs no more of the streams than their moments, the sum of (1, x, z)(1, x, z)^T. The strength lambda is the best of
+`STRENGTHS` times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted
+on either part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
 What is predicted beyond the prompt's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a
 single token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in
@@ -18,8 +18,7 @@ A second target is the null: the same numbers in another order in every prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -37,85 +36,58 @@ STRENGTHS = 10.0 ** np.arange(-9, 4)
 TARGETS = ("position", "shuffled")
 
 
-@dataclass
-class Sums:
-    """Of the streams of some layers over positions: everything that a regression needs."""
-
-    count: int
-    x: Float[Tensor, "layer d"]
-    xx: Float[Tensor, "layer d d"]
-    xz: Float[Tensor, "layer d target"]
-    z: Float[Tensor, " target"]
-    zz: Float[Tensor, " target"]
-
-    @classmethod
-    def zero(cls, layers: int, width: int, device: torch.device) -> Sums:
-        """Of nothing."""
-        shapes = ((layers, width), (layers, width, width), (layers, width, len(TARGETS)), len(TARGETS), len(TARGETS))
-        return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
-
-    def add(self, layer: int, x: Float[Tensor, "position d"], z: Float[Tensor, "position target"]) -> None:
-        """One prompt's stream at one layer; the targets are added with the first."""
-        x = double(x)
-        self.x[layer] += x.sum(0)
-        self.xx[layer].addmm_(x.T, x)
-        self.xz[layer].addmm_(x.T, z)
-        if layer == 0:
-            self.count, self.z, self.zz = self.count + len(x), self.z + z.sum(0), self.zz + z.square().sum(0)
-
-    def __add__(self, other: Sums) -> Sums:
-        return Sums(*(one + two for one, two in zip(vars(self).values(), vars(other).values(), strict=True)))
-
-
-@dataclass
-class Solved:
-    """The regressions of one layer for every strength: eigenvectors and what they hold of the targets."""
-
-    sums: Sums
-    layer: int
-
-    def __post_init__(self) -> None:
-        s, n = self.sums, self.sums.count
-        self.mean, self.level = s.x[self.layer] / n, s.z / n
-        covariance = s.xx[self.layer] - n * torch.outer(self.mean, self.mean)
-        self.sizes, self.vectors = torch.linalg.eigh(covariance)
-        self.sizes.clamp_(min=0)  # rounding
-        self.along = self.vectors.T @ (s.xz[self.layer] - n * torch.outer(self.mean, self.level))  # [d, target]
-
-    def weights(self, strengths: Float[np.ndarray, " strength"], target: int) -> Float[Tensor, "strength d"]:
-        """By strength."""
-        mean = self.sizes.mean().clamp_min(torch.finfo(torch.float64).tiny)
-        below = self.sizes + torch.from_numpy(strengths).to(self.sizes)[:, None] * mean
-        return (self.along[:, target] / below) @ self.vectors.T
-
-    def constants(self, weights: Float[Tensor, "strength d"], target: int) -> Float[Tensor, " strength"]:
-        """What is added to `weights @ x`, by strength."""
-        return self.level[target] - weights @ self.mean
-
-
-def fitted(whole: Sums, errors: Float[np.ndarray, "layer target strength"]) -> Piece:
-    """Readers of every layer and target: `weights` [layer, target, d], `constant` [layer, target].
-
-    Of strengths whose errors are equal the greatest is taken.
-    """
-    layers, width = whole.x.shape
-    shape = (layers, len(TARGETS))
-    found: Piece = {"constant": np.zeros(shape), "weights": np.zeros((*shape, width))}
-    for layer in range(layers):
-        solved = Solved(whole, layer)
-        for target in range(len(TARGETS)):
-            best = len(STRENGTHS) - 1 - int(errors[layer, target, ::-1].argmin())
-            w = solved.weights(STRENGTHS[best : best + 1], target)
-            found["weights"][layer, target] = w[0].cpu().numpy()
-            found["constant"][layer, target] = float(solved.constants(w, target)[0])
-    return found
-
-
 def targets(length: int, prompt: int, seed: int, device: torch.device) -> Float[Tensor, "position target"]:
     """log(1 + i) of the positions from 1 on, and the same in an order of this prompt's own."""
     logs = log_position(length, device)
     order = torch.from_numpy(np.random.default_rng([seed, prompt]).permutation(length - 1)).to(device)
     return torch.stack([logs, logs[order]], 1)
+
+
+def looked_at(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    prompt: int,
+    layers: range,
+    seed: int,
+    look: Callable[[int, Tensor, Tensor], None],
+) -> None:
+    """Call `look` with (number among these layers, stream [position, d], targets [position, target]) of a prompt."""
+    z = targets(tokens.shape[1], prompt, seed, precise(model.device))
+
+    def each(layer: int, stream: Tensor) -> None:
+        if layer in layers:
+            look(layer - layers.start, double(stream[1:]), z)
+
+    passing(model, tokens[prompt : prompt + 1], each)
+
+
+def fitted(
+    moments: Float[Tensor, "row row"],
+) -> tuple[Float[Tensor, "target strength d"], Float[Tensor, "target strength"]]:
+    """Readers of one layer, w and what is added to w . x, for every target and strength; rows are 1, x and z."""
+    x, z, n = slice(1, -len(TARGETS)), slice(-len(TARGETS), None), moments[0, 0]
+    mean, level = moments[0, x] / n, moments[0, z] / n
+    sizes, vectors = torch.linalg.eigh(moments[x, x] - n * torch.outer(mean, mean))
+    sizes.clamp_(min=0)  # rounding
+    along = vectors.T @ (moments[x, z] - n * torch.outer(mean, level))  # [d, target]
+    unit = sizes.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    below = sizes + torch.from_numpy(STRENGTHS).to(sizes)[:, None] * unit  # [strength, d]
+    weights = (along.T[:, None] / below) @ vectors.T
+    return weights, level[:, None] - weights @ mean
+
+
+def error(
+    weights: Float[Tensor, "target ... d"],
+    constants: Float[Tensor, "target ..."],
+    x: Float[Tensor, "position d"],
+    z: Float[Tensor, "position target"],
+) -> Float[Tensor, "target ..."]:
+    """Sum over positions of squared errors, of predictions within the range of the prompt's targets."""
+    predicted = (
+        torch.tensordot(weights, x, ([-1], [-1])) + constants[..., None]
+    )  # [target, ..., position], of any strengths
+    truth = z.T if weights.ndim == 2 else z.T[:, None]
+    return (truth - predicted.clamp(z.min(), z.max())).square().sum(-1)
 
 
 def trained(
@@ -128,63 +100,56 @@ def trained(
 ) -> Piece:
     """Readers of these layers, fitted on prompts in two parts of different documents.
 
+    Of strengths whose errors are equal the greatest is taken.
+
+    Returns:
+        `weights` [layer, target, d], `constant` [layer, target].
+
     Raises:
         InputError: streams that are not finite.
     """
-    width, device = model.spec.width, precise(model.device)
-    parts = (Sums.zero(len(layers), width, device), Sums.zero(len(layers), width, device))
-    for sums, prompts in zip(parts, halves, strict=True):
+    rows, count, device = 1 + model.spec.width + len(TARGETS), len(layers), precise(model.device)
+    parts = torch.zeros(2, count, rows, rows, dtype=torch.float64, device=device)
+    errors = torch.zeros(count, len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
+
+    def add(moments: Tensor, at: int, x: Tensor, z: Tensor) -> None:
+        row = torch.cat([torch.ones_like(x[:, :1]), x, z], 1)
+        moments[at].addmm_(row.T, row)
+
+    def test(readers: list[tuple[Tensor, Tensor]], at: int, x: Tensor, z: Tensor) -> None:
+        errors[at] += error(*readers[at], x, z)
+
+    for moments, prompts in zip(parts, halves, strict=True):
         for n in prompts:
-            z = targets(tokens.shape[1], n, seed, device)
-
-            def look(layer: int, stream: Tensor, z: Tensor = z, sums: Sums = sums) -> None:
-                if layer in layers:
-                    sums.add(layer - layers.start, stream[1:], z)
-
-            passing(model, tokens[n : n + 1], look)
+            looked_at(model, tokens, n, layers, seed, partial(add, moments))
             report()
-    if not all(torch.isfinite(sums.xx).all() for sums in parts):
+    if not torch.isfinite(parts).all():
         raise not_finite(model, "residual streams")
-    errors = torch.zeros(len(layers), len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
-    for sums, prompts in zip(parts, halves[::-1], strict=True):  # fitted on one part, tried on the other
-        solved = [Solved(sums, layer) for layer in range(len(layers))]
-        tried = [[one.weights(STRENGTHS, target) for target in range(len(TARGETS))] for one in solved]
+    for moments, prompts in zip(parts, halves[::-1], strict=True):  # fitted on one part, tried on the other
+        readers = [fitted(of_layer) for of_layer in moments]
         for n in prompts:
-            z = targets(tokens.shape[1], n, seed, device)
-
-            def test(layer: int, stream: Tensor, z: Tensor = z, solved: Any = solved, tried: Any = tried) -> None:
-                if layer in layers:
-                    at = layer - layers.start
-                    for target, w in enumerate(tried[at]):
-                        predicted = double(stream[1:]) @ w.T + solved[at].constants(w, target)  # [position, strength]
-                        errors[at, target] += (z[:, target, None] - ended(predicted, z[:, target])).square().sum(0)
-
-            passing(model, tokens[n : n + 1], test)
+            looked_at(model, tokens, n, layers, seed, partial(test, readers))
             report()
-    return fitted(parts[0] + parts[1], errors.cpu().numpy())
-
-
-def ended(predicted: Tensor, z: Tensor) -> Tensor:
-    """Predictions within the range of a prompt's targets."""
-    return predicted.clamp(z.min(), z.max())
+    found: dict[str, list[np.ndarray]] = {"weights": [], "constant": []}
+    for moments, tried in zip(parts.sum(0), errors.cpu().numpy(), strict=True):
+        best = len(STRENGTHS) - 1 - tried[:, ::-1].argmin(-1)
+        for name, values in zip(found, fitted(moments), strict=True):
+            found[name].append(values[range(len(TARGETS)), best].cpu().numpy())
+    return {name: np.stack(values) for name, values in found.items()}
 
 
 def explained(
     model: View, tokens: Int[Tensor, "prompt position"], prompt: int, readers: Piece, layers: range, seed: int
 ) -> Float[np.ndarray, "layer target"]:
     """R^2 of readers on one prompt: 1 - left / sum over its positions of (z - mean z)^2."""
-    device = precise(model.device)
-    z = targets(tokens.shape[1], prompt, seed, device)
-    whole = (z - z.mean(0)).square().sum(0)
-    weights, constant = (torch.from_numpy(np.array(readers[name])).to(device) for name in ("weights", "constant"))
+    weights, constants = (
+        torch.from_numpy(np.array(readers[name])).to(precise(model.device)) for name in ("weights", "constant")
+    )
     found = np.zeros((len(layers), len(TARGETS)))
 
-    def look(layer: int, stream: Tensor) -> None:
-        if layer in layers:
-            at = layer - layers.start
-            predicted = double(stream[1:]) @ weights[at].T + constant[at]
-            left = z - ended(predicted, z)
-            found[at] = (1 - left.square().sum(0) / whole).cpu().numpy()
+    def look(at: int, x: Tensor, z: Tensor) -> None:
+        left = error(weights[at], constants[at], x, z)
+        found[at] = (1 - left / (z - z.mean(0)).square().sum(0)).cpu().numpy()
 
-    passing(model, tokens[prompt : prompt + 1], look)
+    looked_at(model, tokens, prompt, layers, seed, look)
     return found
