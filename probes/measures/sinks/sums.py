@@ -8,7 +8,6 @@ position 0 takes everything.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,12 +90,13 @@ class Sums:
         def of_group(group: int) -> Piece:
             prompts = (self.tokens[n : n + 1] for n in together[group])
             # Side by side, so that both patterns of a block exist together.
-            return self.joined(self.of_prompt(torch.cat([view.embed(prompt) for view in views])) for prompt in prompts)
+            piece = _joined([self.of_prompt(torch.cat([view.embed(prompt) for view in views])) for prompt in prompts])
+            return {name: x if name in self.by_prompt else x.sum(0, keepdims=True) for name, x in piece.items()}
 
         return self.results(store.each("sinks", len(together), lambda group: retry(lambda: of_group(group))))
 
     def of_prompt(self, embeddings: Float[Tensor, "batch position d"]) -> Piece:
-        """The numbers of one prompt [layer, head, ...], those that are kept of every prompt [1, layer, head, ...].
+        """The numbers of one prompt [1, layer, head, ...].
 
         A second row of the embeddings is the same prompt with another embedding at position 0: what it changes is measured.
         """
@@ -121,19 +121,7 @@ class Sums:
             self.report()
 
         run_watched(self.model, embeddings, watch, [Edit("residual", n, stream) for n in range(self.spec.blocks)])
-        found = {name: torch.stack([block[name] for block in blocks]).cpu().numpy() for name in blocks[0]}
-        return {name: x[None] if name in self.by_prompt else x for name, x in found.items()}
-
-    def joined(self, parts: Iterable[Piece]) -> Piece:
-        """What is kept of every prompt one after another, the sums of all else."""
-        kept, sums = defaultdict(list), dict[str, Any]()
-        for part in parts:
-            for name, values in part.items():
-                if name in self.by_prompt:
-                    kept[name].append(values)
-                else:
-                    sums[name] = sums.get(name, 0) + values
-        return {name: np.concatenate(values) for name, values in kept.items()} | sums
+        return {name: torch.stack([block[name] for block in blocks])[None].cpu().numpy() for name in blocks[0]}
 
     def _of_heads(self, layer: int, heads: slice, attention: Attention) -> dict[str, Tensor]:
         """Numbers of some heads of a block, [head, ...]."""
@@ -181,8 +169,8 @@ class Sums:
 
     def results(self, pieces: Iterable[Piece]) -> dict[str, np.ndarray]:
         """What is reported, of all pieces in their order."""
-        found = self.joined(pieces)
-        sums = {name: torch.from_numpy(found.pop(name)) for name in [*found] if name not in self.by_prompt}
+        found = _joined(list(pieces))
+        sums = {name: torch.from_numpy(found.pop(name).sum(0)) for name in [*found] if name not in self.by_prompt}
         own, whole = (sums.pop(name) for name in ("own", "whole"))
         rate, over = sums.pop("sinks") / (self.prompts * self.spec.heads), sums.pop("over") / self.prompts
         sums |= {"reads": (own / whole).sqrt()}
@@ -192,6 +180,10 @@ class Sums:
         found = {name: np.sqrt(x) if name in SIZES else x for name, x in found.items()}
         uniform = [uniform_alpha(self.length, self.keys, window, self.spec.prefix) for window in self.spec.windows]
         return found | {name: x.numpy() for name, x in sums.items()} | {"uniform": np.stack(uniform)}
+
+
+def _joined(parts: Sequence[Piece]) -> Piece:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
