@@ -98,6 +98,7 @@ def second_moment_step(
     g, s = g / torch.outer(post, post), s / post**2
     joint = torch.zeros(d, d, dtype=stream.dtype)
     seen: Any = {"softcap": parts.softcap, "window": parts.window}
+    slopes = torch.zeros(heads, dtype=stream.dtype) if parts.slopes is None else parts.slopes
     for head in range(heads):
         own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
         w_o = weight[:, None] * parts.o.weight[:, own]
@@ -122,12 +123,15 @@ def second_moment_step(
             0, 0
         ]
         logits_of_pattern = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
+        logits_of_pattern = logits_of_pattern + slopes[head] * torch.arange(
+            length, dtype=stream.dtype
+        )  # up to a row's own
         pattern = logits_of_pattern.softmax(-1)
         if parts.sink is not None:
             pattern = beside_sink(logits_of_pattern, parts.sink[head])
         capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
         steep = pattern * (1 - capped**2)
-        if measured or parts.sink is not None:  # or all heads' patterns are one
+        if measured or parts.sink is not None or parts.slopes is not None:  # or all heads' patterns are one
             spread += (w_o @ w_v).pow(2).sum() / d * (pattern.T @ g @ pattern)
         if not scores:
             continue
@@ -145,7 +149,7 @@ def second_moment_step(
                 through[j] += felt(u) * (parts.scale * by_key[j].T @ queries[i]).pow(2).sum() / (d * sizes[j] ** 2)
                 moved += torch.outer(u, parts.scale * by_query[i].T @ keys[j])
             through[i] += sum(felt(column) for column in moved.T) / (d * sizes[i] ** 2)
-    if not measured and parts.sink is None:
+    if not measured and parts.sink is None and parts.slopes is None:
         spread = joint.pow(2).sum() / d * (pattern.T @ g @ pattern)
     for j in range(length):
         for k in range(length):

@@ -72,14 +72,11 @@ def test_small_entries_of_a_deep_row_keep_their_digits(window, alpha):
         assert row[row > 0].min() < 1e-18  # where differences of running sums would leave nothing but rounding
 
 
-@pytest.mark.parametrize(("blocks", "alpha"), [(1, 1.0), (12, 0.8), (64, 1.0)])
-def test_density_is_its_sum_of_terms(blocks, alpha):
+def test_density_is_its_sum_of_terms_with_its_ends_and_the_point_mass():
     x = np.array([[1e-9, 0.01, 0.3], [0.5, 0.999, 1.0]])
-    expected = np.array([[density_twin(value, blocks, alpha) for value in row] for row in x])
-    np.testing.assert_allclose(cesaro_density(x, blocks, alpha=alpha), expected, rtol=1e-11)
-
-
-def test_the_density_at_both_ends_and_the_point_mass():
+    for blocks, alpha in ((1, 1.0), (12, 0.8)):
+        expected = [[density_twin(value, blocks, alpha) for value in row] for row in x]
+        np.testing.assert_allclose(cesaro_density(x, blocks, alpha=alpha), expected, rtol=1e-11)
     assert cesaro_density([0.0, 1.0], 1).tolist() == [1, 1]
     assert cesaro_density([0.0, 1.0], 3).tolist() == [math.inf, 0]
     assert cesaro_density([0.0, 0.5, 1.0], 3, alpha=0.0).tolist() == [0, 0, 0]
@@ -100,14 +97,7 @@ def test_bins_are_integrals_of_the_density(blocks, alpha):
     ]
     expected[-1] += (1 - alpha) ** blocks
     np.testing.assert_allclose(bins, expected, rtol=1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 64), st.floats(0, 1))
-def test_bins_sum_to_one(length, blocks, alpha):
-    bins = cesaro_bins(length, blocks, alpha=alpha)
-    assert bins.min() >= 0
-    assert bins.sum() == pytest.approx(1, abs=1e-12)
+    assert cesaro_bins(300, 64, alpha=alpha).sum() == pytest.approx(1, abs=1e-12)
 
 
 def test_the_last_bin_of_a_deep_model_keeps_its_digits():
@@ -122,10 +112,8 @@ def test_the_last_bin_of_a_deep_model_keeps_its_digits():
 @pytest.mark.parametrize(
     ("blocks", "alpha", "window", "scale"),
     [
-        (4, 1e-3, None, 1.0),
-        (12, 0.97, None, 2e5),
+        (4, 1e-3, None, 2e5),
         (24, 0.6, None, 3e-7),
-        (4, 0.4, 9, 2e5),
         (6, 0.8, [5, None, 7, 7, None, 12], 1.0),
     ],
 )
@@ -189,13 +177,10 @@ def test_fit_compares_where_both_are_positive():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: cesaro_row(0, 2), "length is 0; give at least 1"),
         (lambda: cesaro_row(5, 2, alpha=1.5), "alpha is 1.5; give a share of attention from 0 to 1"),
         (lambda: cesaro_row(5, 2, window=[3, -1]), "window is -1; give at least 1"),
-        (lambda: cesaro_row(5, 2, window=[3]), "there are 1 windows for 2 blocks"),
         (lambda: cesaro_row(5, 2, query=5), "query is 5 for 5 tokens; give from -5 to 4"),
         (lambda: cesaro_density([0.5, 1.25], 2), "x is 1.25; give fractions of the text"),
-        (lambda: fit_alpha(np.ones((2, 5)), 2), "the profile has shape [2, 5]; give one dimension"),
         (lambda: fit_alpha([1.0, -2.0, 1.0, 1.0], 2), "the value -2.0 at position 1"),
         (lambda: fit_alpha([0.0, 0.0, 1.0, 1.0], 2), "both positive at 2 positions; give a profile with at least 3"),
     ],

@@ -257,7 +257,6 @@ def test_the_exact_jacobian_is_autograd_s_through_the_whole_model(name):
             near(got.sensitivity[0], expected, BRUTE[name])
             assert not got.stderr.any()
             assert got.attrs["engine"] == ("autograd" if engine == "autograd" else "parts")
-            assert got.products.values.tolist() == [WIDTH]
 
 
 # ------------------------------------------------------------------------------------------------------ position 0

@@ -31,12 +31,9 @@ def test_blind_reader_of_the_published_task(burst, accuracy):
 @pytest.mark.parametrize(
     ("accuracy", "found"),
     [
-        ([0.9, 0.91, 0.92], "trained"),
         ([TRAINED] * 3, "trained"),
         ([0.7, 0.8, 0.9], "partly trained"),  # on average above, but not surely
-        ([0.6, 0.61, 0.62], "partly trained"),
         ([0.53, 0.5, 0.54], "not trained"),
-        ([0.4, 0.99], "not trained"),
         ([0.99], "partly trained"),
         ([0.5], "not trained"),
         ([], "not trained"),

@@ -129,7 +129,6 @@ def test_squared_sketches_are_unbiased(products, readout):
     seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=24), 200
     exact = jacobian(seen, tokens, readout=readout).sensitivity.values[0] ** 2
     got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=products, readout=readout)
-    assert (got.products <= products).all()
     squared = got.sensitivity.values**2
     deviation = (squared.mean(0) - exact) / (squared.std(0, ddof=1) / seeds**0.5)
     assert np.abs(deviation).max() < 4
@@ -162,7 +161,6 @@ def test_scalar_is_the_product_with_ones():
         got = jacobian(view("gpt2"), tokens, method="scalar", readout=readout)
         close(got.sensitivity[0], brute(brute_model("gpt2"), tokens, LENGTH - 1, readout, summed=True), BRUTE["gpt2"])
         assert np.isnan(got.stderr).all()
-        assert got.products.values.tolist() == [1]
 
 
 # ------------------------------------------------------------------------------------------------- conduct
@@ -268,9 +266,6 @@ def test_elasticity_is_the_sensitivity_in_units_of_input_and_output(readout, que
             close(
                 found.elasticity[n, layer], found.sensitivity[n, layer] * float(unit), 1e-4
             )  # RMS norms are float32's
-            own = one[layer][0].pow(2).mean(-1)
-            assert float(found.first_rms[n, layer]) == pytest.approx(float(own[0].sqrt()), rel=1e-5)
-            assert float(found.input_rms[n, layer]) == pytest.approx(float(own[1 : at + 1].mean().sqrt()), rel=1e-5)
 
 
 def test_pathways_share_the_unit_of_elasticity():

@@ -57,7 +57,6 @@ def test_every_pathway_is_the_twins(name, engine):
         close(found, expected[pathway], TWIN[name])
         assert json.loads(got.attrs["options"])["pathway"] == pathway
         assert got.attrs["engine"] == engine
-        assert got.products.values.tolist() == [families.WIDTH]  # "score" pulls each back twice, and counts it once
         assert not got.stderr.any()
         if from_layer == "all" and name in ("qwen3", "gpt_neox"):
             for layer in range(1, families.BLOCKS):

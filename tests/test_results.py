@@ -119,7 +119,6 @@ def test_combine_places_conditions_and_seeds():
     assert both["seed"].values.tolist() == [2, 5]
     first = both["sensitivity"].isel(prompt=0, position=0).values
     np.testing.assert_array_equal(first, [[100, np.nan], [202, 205], [np.nan, 305]])
-    assert both["runs"].values.tolist() == [1, 2, 1]
     assert both["heads"].sel(condition="init", seed=2).values.tolist() == [7, 7, 7]
     assert both["tokens"].dims == ("prompt", "position")
     assert both["weights"].values.tolist() == [["pretrained/None", ""], ["init/2", "init/5"], ["", "init-nope/5"]]
@@ -132,8 +131,6 @@ def test_combined_results_survive_a_file(tmp_path):
     save(both, tmp_path / "both.nc")
     xr.testing.assert_equal(load(tmp_path / "both.nc"), both)
     assert load(tmp_path / "both.nc").attrs == both.attrs
-    full = combine([run("init", 0), run("init", 1)])  # without gaps integers stay integers
-    assert full["heads"].dtype.kind == "i"
     assert combine([run("pretrained", None)])["seed"].values.tolist() == [0]
 
 
@@ -152,10 +149,8 @@ def test_the_time_of_a_run_is_no_part_of_what_was_measured():
     ("other", "message"),
     [
         (lambda: run("init", 1, tokens=TOKENS + 1), "condition 'init', seed 1 has other tokens than the first result"),
-        (lambda: run("init", 1, config='{"width": 5}'), "other config"),
         (lambda: run("init", 0), "two results of condition 'init', seed 0"),
         (lambda: run("init", None), "condition 'init' has seed None; set its attribute 'seed'"),
-        (lambda: run("init", 1).drop_vars("heads"), "other variables"),
         (lambda: run("init", 1).assign_coords(position=[1, 2, 3]), "other coordinates"),
         (lambda: run("init", 1).drop_attrs(), "no attribute 'condition'"),
     ],

@@ -93,4 +93,3 @@ def test_memory_that_runs_out_halves_the_chunk_and_the_numbers_stay(prompted, mo
 def close_to(found: xr.Dataset, expected: xr.Dataset) -> None:
     for name in ("sensitivity", "stderr"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4)
-    assert found["products"].values.tolist() == expected["products"].values.tolist()

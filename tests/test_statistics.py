@@ -79,5 +79,3 @@ def test_over_runs_is_students_t():
     assert freedom == 2
     assert value == 2
     assert (high - value, value - low) == pytest.approx([4.302653 / math.sqrt(3)] * 2, rel=1e-6)
-    assert over_runs([0.5, 0.9]).within(0, 1)[:3] == (pytest.approx(0.7), 0, 1)
-    assert over_runs([0.5]).within(0, 1)[0] == 0.5

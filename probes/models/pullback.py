@@ -145,13 +145,13 @@ class Prompt:
         return self.model.unembed(output) if self.readout == "logits" else output
 
     @torch.no_grad()
-    def scales(self) -> Float[Tensor, "layer three"]:
-        """Mean squares for each source layer: its stream at positions 1 to the query, and at 0; the readout, per d."""
+    def scales(self) -> Float[Tensor, "layer two"]:
+        """Mean squares for each source layer: its stream at positions 1 to the query; the readout, per d."""
         of_output = double(self._read_out(self._last)).pow(2).sum().cpu() / self.model.spec.width
         found = []
         for layer in self.layers:
-            squares = double(self._trace.residual[layer][0, : self.query + 1]).pow(2).mean(-1).cpu()
-            found.append(torch.stack([squares[1:].mean(), squares[0], of_output]))
+            of_input = double(self._trace.residual[layer][0, 1 : self.query + 1]).pow(2).mean().cpu()
+            found.append(torch.stack([of_input, of_output]))
         return torch.stack(found)
 
     def ones(self) -> Float[Tensor, "1 d"]:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -57,35 +56,31 @@ def write(page: Page, out: str | Path) -> Path:
         InputError: the folder cannot be written to.
     """
     judged = [claim for claim in page.claims if claim.verdict in JUDGED]
-    text = (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            question=QUESTION,
-            page=page,
-            headline=headline(judged),
-            judged=sorted(judged, key=lambda claim: (VERDICTS.index(claim.verdict), origin(claim))),
-            counts=Counter(claim.verdict for claim in judged),
-            open_claims=[claim for claim in page.claims if claim.verdict not in JUDGED],
-            populations=POPULATIONS,
-        )
+    folder = Path(__file__).parent
+    # Everything is text unless it is marked as ours.
+    made = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.tests["a_number"] = is_number
+    made.filters["drawn"] = Markup  # SVG of our own figures
+    text = made.get_template("page.html.j2").render(
+        question=QUESTION,
+        style=Markup((folder / "style.css").read_text(encoding="utf-8")),
+        page=page,
+        headline=headline(judged),
+        judged=sorted(judged, key=lambda claim: (VERDICTS.index(claim.verdict), origin(claim))),
+        counts=Counter(claim.verdict for claim in judged),
+        open_claims=[claim for claim in page.claims if claim.verdict not in JUDGED],
+        populations=POPULATIONS,
     )
     path = Path(out) / NAME
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
-
-
-def environment() -> Environment:
-    """What renders the templates of this folder: everything is text unless it is marked as ours."""
-    folder = Path(__file__).parent
-    loader = FileSystemLoader(folder)
-    look: Any = {"trim_blocks": True, "lstrip_blocks": True}
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **look)
-    made.tests["a_number"] = is_number
-    made.filters["drawn"] = Markup  # SVG of our own figures
-    made.globals["style"] = Markup((folder / "style.css").read_text(encoding="utf-8"))
-    return made
 
 
 def is_number(cell: str) -> bool:

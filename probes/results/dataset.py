@@ -239,7 +239,7 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     Each dataset says which it is by its attributes `condition` and `seed` (an integer; ignored for "pretrained", which
     has none). In the result every variable but `tokens` has the dimensions [condition, seed] in front of its own. `seed`
     holds the seeds of all fresh models in rising order; pretrained weights stand at seed index 0. Where a condition lacks
-    a seed there is NaN (integers become floats for it), and `runs` [condition] counts what there is.
+    a seed there is NaN; integers become floats.
 
     Attributes that agree stay attributes; those that differ between runs (`weights` always, `options`, ...) become text
     coordinates [condition, seed], empty where there is no run. `created` stays an attribute, the time of the last run: it is
@@ -252,14 +252,13 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     if not datasets:
         raise InputError("no results to combine; give at least one")
     first, runs = datasets[0], [_run(ds) for ds in datasets]
-    for run, ds in zip(runs, datasets, strict=True):
-        if runs.count(run) > 1:
-            raise InputError(f"two results of {_run_name(run)}; give each condition and seed once")
-        for what, read in MATCHING.items():
-            if read(ds) != read(first):
-                raise InputError(
-                    f"{_run_name(run)} has other {what} than the first result; combine results of one call"
-                )
+    for (condition, seed), ds in zip(runs, datasets, strict=True):
+        said = f"condition '{condition}'" if seed is None else f"condition '{condition}', seed {seed}"
+        if runs.count((condition, seed)) > 1:
+            raise InputError(f"two results of {said}; give each condition and seed once")
+        for what, held in _held(ds).items():
+            if held != _held(first)[what]:
+                raise InputError(f"{said} has other {what} than the first result; combine results of one call")
     seeds = sorted({seed for _, seed in runs if seed is not None}) or [0]
     names = dict.fromkeys(name for ds in datasets for name in ds.attrs if name not in ("condition", "seed", "created"))
     by_run = {name: [ds.attrs.get(name, "") for ds in datasets] for name in names}
@@ -274,22 +273,20 @@ def combine(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     conditions = sorted({condition for condition, _ in runs}, key=lambda one: (known.get(one, len(known)), one))
     joined = joined.sel(condition=conditions, seed=seeds).assign_coords(condition=conditions)
     joined = joined.assign_coords({name: joined[name].fillna("").astype(str) for name in differing})
-    complete = [name for name in joined.data_vars if not joined[name].isnull().any()]  # merging made floats of integers
-    joined = joined.assign({name: joined[name].astype(first[name].dtype) for name in complete})
-    counts = [sum(condition == other for other, _ in runs) for condition in conditions]
-    runs_of = xr.Variable("condition", counts, {"long_name": "number of seeds", "units": "1"})
-    joined = joined.assign(tokens=first["tokens"], runs=runs_of)
+    joined = joined.assign(tokens=first["tokens"])
     times = [str(ds.attrs["created"]) for ds in datasets if "created" in ds.attrs]  # ISO 8601: as text, as in time
     joined.attrs = {name: values[0] for name, values in by_run.items() if name not in differing}
     return joined.assign_attrs({"created": max(times)} if times else {})
 
 
-MATCHING: dict[str, Callable[[xr.Dataset], Any]] = {  # what results that are combined have in common
-    "tokens": lambda ds: ds["tokens"].values.tolist() if "tokens" in ds else None,
-    "config": lambda ds: ds.attrs.get("config"),
-    "variables": lambda ds: {name: (values.dims, values.shape) for name, values in ds.variables.items()},
-    "coordinates": lambda ds: {name: values.values.tolist() for name, values in ds.coords.items()},
-}
+def _held(ds: xr.Dataset) -> dict[str, Any]:
+    """What results that are combined have in common."""
+    return {
+        "tokens": ds["tokens"].values.tolist() if "tokens" in ds else None,
+        "config": ds.attrs.get("config"),
+        "variables": {name: (values.dims, values.shape) for name, values in ds.variables.items()},
+        "coordinates": {name: values.values.tolist() for name, values in ds.coords.items()},
+    }
 
 
 def quickly(results: Iterable[xr.Dataset]) -> list[str]:
@@ -373,11 +370,6 @@ def _run(ds: xr.Dataset) -> tuple[str, int | None]:
             f"a result of condition '{condition}' has seed {seed!r}; set its attribute 'seed' to an integer"
         )
     return condition, int(seed)
-
-
-def _run_name(run: tuple[str, int | None]) -> str:
-    condition, seed = run
-    return f"condition '{condition}'" if seed is None else f"condition '{condition}', seed {seed}"
 
 
 def tokens_hash(tokens: Int[Tensor, "prompt position"]) -> str:

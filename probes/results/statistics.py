@@ -52,10 +52,6 @@ class Interval(NamedTuple):
         middle = float(np.clip(self.value, self.low, self.high))  # a resampled estimate can lie outside of its interval
         return float(middle - ratio * (middle - self.low)), float(middle + ratio * (self.high - middle))
 
-    def within(self, least: float | int, most: float | int) -> Interval:
-        """The part of the interval that the quantity can have: Student's t knows no bounds."""
-        return self._replace(low=float(np.clip(self.low, least, most)), high=float(np.clip(self.high, least, most)))
-
 
 @cache  # the same few numbers, for thousands of places
 def _quantile(share: float, freedom: float | int) -> float:

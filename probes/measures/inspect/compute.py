@@ -55,7 +55,7 @@ from ...models.view import Identity, View
 from ...results.curves import smooth_between, spearman
 from ...results.dataset import dataset, provenance
 from ...results.profiles import typical
-from ...results.ushape import PARTS, RECENCY, parts_of
+from ...results.ushape import PARTS, parts_of
 from ...results.variables import Variable
 from ...run.progress import Progress, part
 from ...run.store import Store
@@ -131,8 +131,8 @@ def inspect(
         NaN where neither reaches; coordinates `token` [position], as it stands in the text with control characters
         made visible, and `part_of` [position], one of "sink", "rest", "recency"; `share` and `baseline_share` [part] of
         the total squared sensitivity; `probability` [rank] of the most probable next tokens, with coordinates `next_id`
-        and `next_token`; `tokens` [prompt, position]. Attributes say what made it, and `text` (JSON), `rule` (of the
-        parts), `entropy` (of the prediction, nats) and `trend`, Spearman's correlation of ratio and position over "rest".
+        and `next_token`; `tokens` [prompt, position]. Attributes say what made it, and `text` (JSON),
+        `entropy` (of the prediction, nats) and `trend`, Spearman's correlation of ratio and position over "rest".
 
     Raises:
         InputError: no prompt or two, no tokenizer or chat template to read it with, one that is empty, too short or too
@@ -200,15 +200,10 @@ def inspect(
     }
     options = {"of": of, "baseline": baseline, "method": "exact" if isinstance(chosen, int) else method}
     options |= {"products": products, "first": first, "seeds": seeds if baseline == "init" else None, "seed": seed}
-    read_off = "sensitivity" if baseline == "none" else "baseline"
     attrs = {
         "engine": own.attrs["engine"],
         "text": json.dumps(text),
         "baseline_by": by,
-        "rule": (
-            "sink: position 0; recency: the last position and those before it while the "
-            f"{read_off} is above {RECENCY:g} times its middle's median"
-        ),
         "entropy": float(-(log_p.exp() * log_p.clamp_min(-1e4)).sum()),
         "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
     }

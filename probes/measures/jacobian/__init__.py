@@ -46,7 +46,6 @@ KERNELS: dict[
     "score_path": {"attention": "measured", "score_path": True},
 }
 OF_PATHWAY = {"total": ("score_path",), "value": ("values",), "score": ()}  # the theory that belongs to a pathway
-AS_PRODUCTS = 4  # of a prompt: about what a theory takes
 
 
 @dataclass(frozen=True)
@@ -150,21 +149,19 @@ def profile(
     if theories is None:
         layers = range(1 if model.offloaded else model.spec.blocks)  # the first stands for all that are fetched
         theories = OF_PATHWAY[pathway] if all(model.parts(layer) is not None for layer in layers) else ()
-    share = 1 / (1 + AS_PRODUCTS * len(theories) / 64)
-    first = part(progress, 0.0, share)
-    ds = jacobian(model, tokens, pathway="all" if by_path else pathway, pieces=pieces, progress=first, **how)
+    tell = [part(progress, n / (1 + len(theories)), (n + 1) / (1 + len(theories))) for n in range(1 + len(theories))]
+    ds = jacobian(model, tokens, pathway="all" if by_path else pathway, pieces=pieces, progress=tell[0], **how)
     if by_path:
         paths = {path: ds["sensitivity"].sel(pathway=path, drop=True) for path in ("value", "score")}
         ds = ds.sel(pathway=pathway, drop=True)
         for path, values in paths.items():
             ds[path] = values.assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
-    for n, name in enumerate(theories):
-        tell = part(progress, *(share + (1 - share) * at / len(theories) for at in (n, n + 1)))
+    for name, told in zip(theories, tell[1:], strict=True):
         if name == "config":
             predicted = kernel.second_moment_from_config(model, tokens=tokens, initialization=initialization)
         else:
             work = pieces.within(name)
-            predicted = kernel.second_moment(model, tokens, pieces=work, **KERNELS[name], **place, progress=tell)
+            predicted = kernel.second_moment(model, tokens, pieces=work, **KERNELS[name], **place, progress=told)
         ds[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
     if progress is not None:
         progress(1.0, 1.0)

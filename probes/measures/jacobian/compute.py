@@ -54,10 +54,6 @@ VARIABLES = {
     "sensitivity": Variable(_AT, "||J_j||_F / sqrt(d)"),
     "stderr": Variable(_AT, "standard error of the sensitivity"),
     "elasticity": Variable(_AT, "sensitivity * rms(x) / rms(h)"),
-    "input_rms": Variable(("prompt", "layer"), "root mean square of the stream differentiated by, positions from 1 on"),
-    "first_rms": Variable(("prompt", "layer"), "the same at position 0"),
-    "output_rms": Variable(("prompt", "layer"), "norm of the readout at the query / sqrt(d)"),
-    "products": Variable(("prompt",), "", "vector-Jacobian products"),
 }
 
 
@@ -105,9 +101,7 @@ def jacobian(
         Dataset with `sensitivity`, `stderr` (one standard error of it: zero for exact, NaN for scalar) and `elasticity`, the
         sensitivity times rms(x) / rms(h): the relative change of the output under a relative change of an input, which
         alone compares models or conditions of different scale. All are [prompt, position]; with `from_layer="all"` there is
-        `layer` before `position`, with `pathway="all"` `pathway` in front; `input_rms`, one number for all prompts in the
-        elasticity, `first_rms` at position 0 and `output_rms`, all [prompt] (and `layer`); `tokens`; `products [prompt]`,
-        what was spent on each prompt; attributes that say what made it.
+        `layer` before `position`, with `pathway="all"` `pathway` in front; `tokens`; attributes that say what made it.
 
     Raises:
         InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
@@ -160,19 +154,12 @@ def jacobian(
     by_prompt = (pieces or Store()).each("jacobian", len(tokens), measured, before=expect)
     report.finish()
     used = by_prompt.stacked("engines")
-    options = {
-        "products": most,
-        "readout": readout,
-        "pathway": pathway,
-        "query": at,
-        "from_layer": from_layer,
-        "seed": seed,
-    }
+    place = {"readout": readout, "pathway": pathway, "query": at, "from_layer": from_layer}
     made = dataset(
         labelled(VARIABLES, _values(model, by_prompt, len(layers), length)),
         tokens=tokens,
         coords={"pathway": list(PATHWAYS if pathway == "all" else (pathway,)), **by_block(model.spec, layers)},
-        attrs=provenance(model, tokens, measurement="jacobian", method=method, **options)
+        attrs=provenance(model, tokens, measurement="jacobian", method=method, products=most, **place, seed=seed)
         | {"engine": "+".join(name for n, name in enumerate(ENGINES) if used[:, n].any())}
         | ({} if apart.obstacle is None else {"fallback": apart.obstacle}),
     )
@@ -210,12 +197,6 @@ def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, 
         for x in (sensitivity, spread)
     )
     # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
-    scales = torch.from_numpy(pieces.stacked("scales")).sqrt()  # [prompt, layer, three]
-    unit_of = scales[..., 0].pow(2).mean(0).sqrt() / scales[..., 2]  # [prompt, layer]
-    return {
-        "sensitivity": sensitivity,
-        "stderr": spread,
-        "elasticity": sensitivity * unit_of[None, :, :, None],
-        **dict(zip(("input_rms", "first_rms", "output_rms"), scales.unbind(-1), strict=True)),
-        "products": pieces.stacked("products"),
-    }
+    of_input, of_output = torch.from_numpy(pieces.stacked("scales")).unbind(-1)  # mean squares [prompt, layer]
+    unit_of = (of_input.mean(0) / of_output).sqrt()
+    return {"sensitivity": sensitivity, "stderr": spread, "elasticity": sensitivity * unit_of[None, :, :, None]}

@@ -42,14 +42,12 @@ class Estimate:
     seed: int
     squared: Tensor = field(default_factory=lambda: torch.zeros(()))
     variance: Tensor | float = 0.0  # of `squared`; NaN where nothing tells
-    products: int = 0
 
     def piece(self, prompt: Prompt) -> Piece:
         """What is kept of the prompt."""
         return {
             "squared": self.squared.numpy(),
             "variance": (torch.zeros_like(self.squared) + self.variance).numpy(),
-            "products": np.array(self.products),
             "engines": np.array([engine in prompt.used for engine in ENGINES]),
             "scales": prompt.scales().numpy(),
         }
@@ -61,7 +59,7 @@ class Estimate:
 
     def take_scalar(self, prompt: Prompt, report: Tally) -> None:
         """By the sum of the readout's entries alone; its gradient's squared norm stands for the whole."""
-        self.products, self.variance = 1, math.nan
+        self.variance = math.nan
         self.squared = total(wide(prompt.pull(prompt.ones())).pow(2), (1, 3)).cpu()
         report(1)
 
@@ -89,7 +87,6 @@ class Estimate:
         top = prompt.top
         # Even chunks: a last chunk of one probe would have no pairs.
         for piece in torch.tensor_split(directions, math.ceil(directions.shape[1] / prompt.pace.chunk), dim=1):
-            self.products += piece.shape[1]
             yield prompt.pull(piece.T.to(top) @ top)
             report(piece.shape[1])
 
