@@ -75,7 +75,7 @@ def test_chunk_sizes_agree_and_pairs_that_are_not_kept_cost_precision_only(monke
             close(other.sensitivity, first.sensitivity, 1e-10)
             close(other.stderr, first.stderr, 1e-9)
     kept = jacobian(seen, tokens, method="sketch", products=12, chunk=4)
-    monkeypatch.setattr(import_module("probes.measures.jacobian.estimators"), "KEPT_BYTES", 0)
+    monkeypatch.setattr(import_module("probes.measures.jacobian.compute"), "KEPT_BYTES", 0)
     forgotten = jacobian(seen, tokens, method="sketch", products=12, chunk=4)
     close(forgotten.sensitivity, kept.sensitivity, 1e-12)
     assert (np.abs(np.log(forgotten.stderr / kept.stderr)) < 1).all()

@@ -28,7 +28,6 @@ from ..results.dataset import drawn_from, options_of
 from ..results.tables import Table, number
 from ..theory.kernel import second_moment
 from . import jacobian as profiles
-from .jacobian.chart import LOOKS
 
 THEORIES = ("uniform", "values", "score_path", "config")
 SAID = {
@@ -163,7 +162,13 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
     def departures(cell: Axes, ds: xr.Dataset) -> None:
         conditions = map(str, ds["condition"].values if "theory_score_path" in ds else ())
-        draw(cell, [(LOOKS[c][0], over(ds, c, "sensitivity", "theory_score_path"), LOOKS[c][1]) for c in conditions])
+        draw(
+            cell,
+            [
+                (profiles.LOOKS[c][0], over(ds, c, "sensitivity", "theory_score_path"), profiles.LOOKS[c][1])
+                for c in conditions
+            ],
+        )
 
     return panels(results, [Panel("predicted / measured", ratios), Panel("measured / kernel", departures)], CAPTION)
 

@@ -1,6 +1,6 @@
 """How strongly the output depends on each input position, with fresh and with trained weights: a profile and its ends.
 
-The norm of the Jacobian, its estimators and its pathways are in `compute` and `estimators`; primacy, recency and trough of a
+The norm of the Jacobian, its estimators and its pathways are in `compute`; primacy, recency and trough of a
 profile in `probes.results.ushape`. A unit of work is a condition of the model with one seed of fresh weights. Beside every
 profile stands what the second-moment kernel of the same weights predicts, and [Chowdhury]'s N^L with its best alpha.
 """
@@ -15,9 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ... import options
+from ...charts import DASHED, DOTTED, FRESH, PURPLE, THEORY, TRAINED, Panel, Series, curves, panels, position_axis
 from ...errors import InputError
 from ...measure import Headline, Measure, Unit
 from ...models.initialization import CONFIG, check_rule
@@ -31,7 +34,6 @@ from ...run.progress import Progress, part
 from ...run.store import Store
 from ...theory import kernel
 from ...theory.cesaro import fit_alpha
-from .chart import CAPTION, chart
 from .compute import PATHWAYS as PATHWAYS
 from .compute import PRODUCTS as PRODUCTS
 from .compute import Method as Method
@@ -46,6 +48,17 @@ KERNELS: dict[
     "score_path": {"attention": "measured", "score_path": True},
 }
 OF_PATHWAY = {"total": ("score_path",), "value": ("values",), "score": ()}  # the theory that belongs to a pathway
+
+CAPTION = (
+    "Geometric mean over prompts and seeds of ||J||/sqrt(d) rms(x)/rms(h). Bands: smallest to largest seed, or two "
+    "standard errors over documents of a single run."
+)
+LOOKS = {
+    "init": ("fresh weights", FRESH),
+    "init-nope": ("fresh, no positions", PURPLE),
+    "pretrained": ("pretrained", TRAINED),
+}
+PREDICTED = {"score_path": ("predicted by the kernel", DASHED), "values": ("kernel, values alone", DOTTED)}
 
 
 @dataclass(frozen=True)
@@ -267,6 +280,36 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     title = "Profiles" + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results))
     more = Table("Fresh profiles with and without positional encoding", ("model", "rank correlation"), alike)
     return [Table(title, COLUMNS, rows), *([more] if alike else [])]
+
+
+def profile_series(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Series]:
+    """By condition, the mean profile over fractions of the prompt."""
+    found = {}
+    for condition, runs in profiles(ds, variable).items():
+        whole = band([run.mean for run in runs])
+        low, high = whole.low, whole.high
+        if len(runs) == 1:
+            mean, error = runs[0].mean, runs[0].stderr
+            low, high = (mean * np.exp(sign * error / np.where(mean > 0, mean, 1)) for sign in (-2, 2))
+        label, color = LOOKS.get(condition, (condition, FRESH))
+        x = np.arange(len(whole.centre)) / max(1, len(whole.centre) - 1)
+        found[condition] = Series(label, whole.centre, color, low, high, x, width=2.2 if condition == "init" else 1.5)
+    return found
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """Relative sensitivity by input position, by condition; dashed what the kernel of fresh weights predicts."""
+
+    def draw(cell: Axes, ds: xr.Dataset) -> None:
+        drawn = list(profile_series(ds).values())
+        for name, (label, line) in PREDICTED.items():
+            series = profile_series(ds, f"theory_{name}").get("init")
+            if series is not None:
+                drawn.append(Series(label, series.y, THEORY, x=series.x, line=line, width=1.2))
+        curves(cell, drawn, log=True)
+        position_axis(cell)
+
+    return panels(results, [Panel("relative sensitivity to the input", draw, share=True, height=2.8)], CAPTION)
 
 
 MEASURE = Measure(

@@ -11,7 +11,18 @@ One vector-Jacobian product ("product") gives z^T J_j at every position j at onc
 pulled back through it together; replicating the prompt per direction, as jacobian-lens does, repeats the forward pass
 instead.
 
-`sketch`: far fewer products, unbiased in ||J_j||_F^2, with a standard error (`estimators`).
+`sketch`: far fewer products, unbiased in ||J_j||_F^2, with a standard error. With p Haar-random orthonormal probes z_k among
+the d directions of the readout
+
+    ||J_j||_F^2  ~  (d/p) sum_k ||z_k^T J_j||^2
+
+is unbiased, and exact with p = d. With S_kl = z_k^T J_j J_j^T z_l its variance is estimated without bias by
+2 d (d - p)/p times the mean of S_kl^2 over pairs k < l, which uses p (p - 1)/2 numbers where the probes' own scatter has p
+(the fourth moments of Haar frames: Var = 2 d (d - p)/(p (d - 1)(d + 2)) ||A - tr A/d||_F^2 for A = J J^T, and
+E S_kl^2 = ||A - tr A/d||_F^2/((d - 1)(d + 2))). A variance estimated from few probes is often too small, so the standard
+error is widened as for Student's t, by t_{p-1}(0.975)/1.96 (1.21 at 8 probes, 1.09 at 16).
+
+The relative error depends on the effective rank of J_j J_j^T, not on d: a few percent at 64 products (`docs/findings.md`).
 
 `scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
 [Chowdhury]; unbiased over random signs only, and without a standard error.
@@ -25,14 +36,16 @@ add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initiali
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import xarray as xr
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from ...errors import InputError, check_choice
@@ -42,13 +55,15 @@ from ...models.pullback import Apart, Engine, Pace, Pathway, Prompt, Readout
 from ...models.view import View
 from ...results.dataset import by_block, dataset, provenance
 from ...results.variables import Variable, labelled
+from ...run.precision import double, total, wide
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store
-from .estimators import ENGINES, Estimate
 
 Method = Literal["exact", "sketch", "scalar"]
 PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
+KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
+ENGINES = ("autograd", "parts")
 _AT = ("pathway", "prompt", "layer", "position")  # where a single pathway or layer was asked for, it is no dimension
 VARIABLES = {
     "sensitivity": Variable(_AT, "||J_j||_F / sqrt(d)"),
@@ -124,16 +139,23 @@ def jacobian(
     pace, report = Pace.of(model, end, chunk), Tally(progress)
 
     def attempt(n: int, check: bool) -> Piece:
-        estimate = Estimate(width, int(np.random.SeedSequence([seed, n]).generate_state(1)[0]))
-        ids = tokens[n : n + 1, :end]
+        ids, own = tokens[n : n + 1, :end], int(np.random.SeedSequence([seed, n]).generate_state(1)[0])
         prompt = Prompt(ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
-        if method == "scalar":
-            estimate.take_scalar(prompt, report)
+        variance: Tensor | float = math.nan if method == "scalar" else 0.0
+        if method == "scalar":  # its gradient's squared norm stands for the whole
+            squared = _lengths(prompt.pull(prompt.ones()))
+            report(1)
         elif planned == width:
-            estimate.take_all(prompt, report)
+            every = torch.eye(width, dtype=torch.float64)
+            squared = sum((_lengths(pulled) for pulled in _pulled(prompt, every, report)), torch.zeros(()))
         else:
-            estimate.take_probes(prompt, planned, report)
-        return estimate.piece(prompt)
+            squared, variance = _sketched(prompt, haar(width, planned, own), report)
+        return {
+            "squared": squared.numpy(),
+            "variance": (torch.zeros_like(squared) + variance).numpy(),
+            "engines": np.array([engine in prompt.used for engine in ENGINES]),
+            "scales": prompt.scales().numpy(),
+        }
 
     def measured(n: int) -> Piece:
         """Prompt n's estimate, again in smaller chunks where memory runs out; the first is checked closely."""
@@ -176,6 +198,53 @@ def _budget(method: Method, products: Any, width: int, chunk: Any) -> int:
     if chunk is not None and chunk < 1:
         raise InputError(f"chunk={chunk} is not positive; give at least 1, or leave it out")
     return {"exact": width, "scalar": 1, "sketch": products or PRODUCTS}[method]
+
+
+def _pulled(prompt: Prompt, directions: Float[Tensor, "d m"], report: Tally) -> Iterator[Tensor]:
+    """Pull directions of the readout back, [layer, k, position, d] at a time."""
+    top = prompt.top
+    # Even chunks: a last chunk of one probe would have no pairs.
+    for piece in torch.tensor_split(directions, math.ceil(directions.shape[1] / prompt.pace.chunk), dim=1):
+        yield prompt.pull(piece.T.to(top) @ top)
+        report(piece.shape[1])
+
+
+def _sketched(prompt: Prompt, probes: Float[Tensor, "d p"], report: Tally) -> tuple[Tensor, Tensor | float]:
+    """||J_j||_F^2 by Haar-random probes, with its variance; that is estimated itself, and widened for it."""
+    width, count = probes.shape
+    probed, pairs = torch.zeros(()), torch.zeros(())  # pairs: sum over them of S_kl^2
+    pair_count, kept = 0, list[Tensor]()  # pulled probes, for pairs across chunks
+    for pulled in _pulled(prompt, probes, report):
+        probed = probed + _lengths(pulled)
+        # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
+        within = _gram_squares(pulled, pulled) - double(pulled).pow(2).sum(-1).pow(2).sum(1).cpu()
+        pairs = pairs + within / 2 + sum(_gram_squares(pulled, earlier.to(pulled)) for earlier in kept)
+        size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in kept)
+        pair_count += size * (size - 1) // 2 + size * before
+        if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
+            kept.append(pulled.cpu())
+    squared = probed * (width / count)
+    if not pair_count:
+        return squared, math.nan
+    widening = float(stdtrit(count - 1, 0.975) / ndtri(0.975))
+    return squared, 2 * width * (width - count) / count * pairs / pair_count * widening**2
+
+
+def _lengths(pulled: Tensor) -> Float[Tensor, "source position"]:
+    """Sum over directions of squared lengths, of [source, k, position, d]."""
+    return total(wide(pulled).pow(2), (1, 3)).cpu()
+
+
+def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
+    """Sum over k, m of (a_k . b_m)^2 at every layer and position, of [layer, k, position, d] each."""
+    return double(torch.einsum("lkpd,lmpd->lpkm", wide(a), wide(b))).pow(2).sum((-2, -1)).cpu()
+
+
+def haar(width: int, count: int, seed: int) -> Float[Tensor, "d count"]:
+    """Haar-distributed orthonormal columns."""
+    drawn = torch.randn(width, count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    columns, upper = torch.linalg.qr(drawn)
+    return columns * upper.diagonal().sign()  # Householder's signs are not Haar's
 
 
 def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, Any]:
