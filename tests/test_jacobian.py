@@ -94,37 +94,18 @@ def test_blocks_are_kept_while_half_of_the_memory_is_free_and_chunks_fill_the_ro
     assert [prompt.block(layer) is block for layer, block in enumerate(blocks)] == [True, False, True]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt2", "gpt_neox"])
-def test_transformer_lens_gives_the_same(name):
-    tokens = some_tokens()
-    got = jacobian(cached(name, "transformer_lens"), tokens)
-    assert got.attrs["engine"] == "autograd"
-    # float32 here (6e-8), float64 there, through blocks that amplify
-    close(got.sensitivity, jacobian(view(name), tokens).sensitivity, 5e-4)
-
-
 # ------------------------------------------------------------------------------------------------------- sketches
 
 
-@pytest.mark.parametrize(
-    ("readout", "options"),
-    [
-        ("residual", {"products": 1000}),
-        ("logits", {"products": families.WIDTH}),
-    ],
-)
-def test_a_sketch_of_all_directions_is_exact(readout, options):
+def test_a_sketch_of_all_directions_is_exact():
     seen, tokens = view("gemma2"), some_tokens(2)
-    got = jacobian(seen, tokens, method="sketch", readout=readout, **options)
+    got = jacobian(seen, tokens, method="sketch", readout="logits", products=families.WIDTH)
     # eigenvectors of float64 logits' Gram matrix lose half the digits of its smallest eigenvalues
-    close(got.sensitivity, jacobian(seen, tokens, readout=readout).sensitivity, 1e-7)
+    close(got.sensitivity, jacobian(seen, tokens, readout="logits").sensitivity, 1e-7)
     assert not got.stderr.any()
 
 
-@pytest.mark.parametrize(
-    ("products", "readout"),
-    [(6, "residual"), (48, "residual"), pytest.param(48, "logits", marks=pytest.mark.slow)],  # 6: without a basis
-)
+@pytest.mark.parametrize(("products", "readout"), [(6, "residual"), (24, "logits")])
 def test_squared_sketches_are_unbiased(products, readout):
     seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=24), 200
     exact = jacobian(seen, tokens, readout=readout).sensitivity.values[0] ** 2
@@ -134,13 +115,12 @@ def test_squared_sketches_are_unbiased(products, readout):
     assert np.abs(deviation).max() < 4
 
 
-# Without and with a basis. Positions of a draw go together: the share is known to 0.7 % from these draws (of 120 and of 45).
-@pytest.mark.parametrize(("products", "seeds"), [(8, 40), pytest.param(48, 15, marks=pytest.mark.slow)])
-def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say(products, seeds):
+# Positions of a draw go together: the share is known to 0.7 % from these 120 draws.
+def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say():
     model, covered = probes.load("tiny-llama", device="cpu"), []
     tokens = probes.prompts(model, n=3, length=64)
     for prompt, truth in zip(tokens, jacobian(model, tokens).sensitivity.values, strict=True):
-        got = jacobian(model, prompt.expand(seeds, -1).contiguous(), method="sketch", products=products)
+        got = jacobian(model, prompt.expand(40, -1).contiguous(), method="sketch", products=8)
         covered.append((np.abs(got.sensitivity - truth) <= 1.96 * got.stderr).mean())
     assert 0.92 <= np.mean(covered) <= 0.98
 
