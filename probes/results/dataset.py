@@ -158,7 +158,7 @@ def _packed(ds: xr.Dataset) -> bytes:
 
 def to_bytes(ds: xr.Dataset) -> bytes:
     """The content of a result's file."""
-    ds = ds.copy()
+    ds = ds.drop_encoding()  # of the file that it was read from, before it was changed
     ds.attrs = attributes(ds.attrs)
     compress = {"zlib": True, "complevel": COMPRESSION}
     encoding = {name: compress for name, v in ds.variables.items() if v.dtype.kind == "f" and v.ndim > 0}
