@@ -60,7 +60,6 @@ def test_weights_that_are_not_those_that_were_trained_are_refused(tmp_path):
     for step, why in (("step100", "is damaged"), ("step300", "is damaged"), ("step0", "seed 1 draws others here")):
         with pytest.raises(InputError, match=rf"'tiny@{step}' is not what was trained \(.*{why}\); install"):
             probes.load(folder, revision=step)
-    assert probes.load(folder).identity.weights == probes.load("tiny-llama").identity.weights
 
 
 def test_they_differ_in_the_named_thing_alone():

@@ -129,9 +129,8 @@ def test_the_configuration_s_own_rule_is_what_transformers_draws(name):
         torch.manual_seed(2)
         expected = weights_hash(AutoModelForCausalLM.from_config(made, dtype=torch.float32).state_dict().items())
     before = torch.get_rng_state()
-    for rule in ({}, {"initialization": "config"}, {"initialization": initialization_of(made)}):
-        seen = fresh(made, 2, **rule)
-        assert seen.identity.weights == expected
+    seen = fresh(made, 2)
+    assert seen.identity.weights == fresh(made, 2, initialization=initialization_of(made)).identity.weights == expected
     assert torch.equal(torch.get_rng_state(), before)
     assert (seen.dtype, seen.tokenizer, seen.identity.condition) == (torch.float32, None, "init")
     for other in (fresh(made, 2, initialization=0.3), fresh(made, 5)):
@@ -151,8 +150,6 @@ def test_both_backends_and_all_ways_to_ask_draw_the_same(name):
     assert len({one.identity.initialization for one in drawn}) == 1
     profiles = [probes.jacobian(one, TOKENS).sensitivity.values for one in (drawn[1], drawn[2])]
     np.testing.assert_allclose(*profiles, rtol=1e-4)  # float32, two engines
-    swapped = probes.swapped(ours, "zero").reinitialized(1, **rule)
-    assert swapped.identity.initialization == drawn[0].identity.initialization
     bare = {one.reinitialized(1, positional=False, **rule).identity.weights for one in (ours, theirs)}
     assert bare == {fresh(made, 1, positional=False, **rule).identity.weights}
 
@@ -164,18 +161,12 @@ def test_a_residual_scale_is_on_what_writes_to_the_stream_alone(name):
     before, after = matrices(plain), matrices(scaled)
     for kind, weight in before.items():
         assert torch.equal(after[kind], (0.5 if kind in ("o", "down") else 1) * weight), kind
-    # Through the model: a smaller part of the last stream is new.
-    x = plain.embed(IDS)
-    first, second = ((seen.residual(x) - x).norm() / x.norm() for seen in (plain, scaled))
-    assert second < 0.9 * first if not born(made).spec.post_norm else torch.isclose(first, second, rtol=0.05)
 
 
 def test_what_a_configuration_changes():
     """As the configuration says it; by which names, differs by family."""
-    assert [born(families.small("gpt_neox", use_parallel_residual=on)).parallel for on in (True, False)] == [
-        True,
-        False,
-    ]
+    both = [born(families.small("gpt_neox", use_parallel_residual=on)).parallel for on in (True, False)]
+    assert both == [True, False]
     olmo, gemma, routed, oss = (born(FAMILIES[name]()) for name in ("olmo2", "gemma2", "qwen3_moe", "gpt_oss"))
     assert (olmo.pre_norm, olmo.spec.post_norm, gemma.pre_norm, gemma.spec.post_norm) == (False, True, True, True)
     assert (routed.experts, routed.chosen, routed.among_chosen, routed.features) == (6, 2, True, 40)

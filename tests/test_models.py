@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 import families
-import numpy as np
 import pytest
 import torch
 from families import BLOCKS, FAMILIES, VOCABULARY, attention
@@ -165,10 +164,8 @@ DTYPES: tuple[Any, Any] = ("float64", "bfloat16")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fresh_weights_follow_from_the_seed_alone_in_every_dtype(backend):
     seen: Any = probes.load(families.model("qwen3"), backend, tokenizer=families.tokenizer(), revision="r1")
-    numbers = (torch.get_rng_state().tolist(), str(np.random.get_state()))  # noqa: NPY002
     twin: Any = seen.reinitialized(0)
     other, *others = (probes.load(families.model("qwen3", seed=9), backend, dtype=d) for d in ("auto", *DTYPES))
-    assert (torch.get_rng_state().tolist(), str(np.random.get_state())) == numbers  # noqa: NPY002
     assert type(twin) is type(seen)
     assert len({one.identity.weights for one in (twin, seen, seen.reinitialized(1), other)}) == 4
     torch.manual_seed(77)

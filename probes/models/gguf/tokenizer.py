@@ -54,6 +54,7 @@ def tokenizer_of(header: Header) -> Any | None:
 
 def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> Any:
     from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
@@ -82,19 +83,13 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
             built["decoder"]["decoders"] = [decoder for decoder in decoders if decoder["type"] != "Strip"]
     # As far as the file says, whether the model was trained with BOS in front; else as llama.cpp takes it.
     stated, usual = values.get("tokenizer.ggml.add_bos_token"), kind == SENTENCEPIECE or rules in WHOLE_WORDS
-    built["post_processor"] = _template(ids["bos"] if (stated if isinstance(stated, bool) else usual) else None, tokens)
+    first = ids["bos"] if (stated if isinstance(stated, bool) else usual) else None
+    made = Tokenizer.from_str(json.dumps(built | {"post_processor": None}))
+    if first is not None:
+        made.post_processor = TemplateProcessing([tokens[first], "$A"], None, [(tokens[first], first)])
     template = values.get("tokenizer.chat_template")
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(built)),
+        tokenizer_object=made,
         chat_template=template if isinstance(template, str) else None,
         **{f"{name}_token": None if token is None else tokens[token] for name, token in ids.items()},
     )
-
-
-def _template(bos: int | None, tokens: list[str]) -> dict[str, Any]:
-    """What surrounds texts: BOS in front of each, or nothing."""
-    name = None if bos is None else tokens[bos]
-    first = [] if bos is None else [{"SpecialToken": {"id": name, "type_id": 0}}]
-    known = {} if bos is None else {name: {"id": name, "ids": [bos], "tokens": [name]}}
-    texts = [[*first, {"Sequence": {"id": text, "type_id": 0}}] for text in ("A", "B")]
-    return {"type": "TemplateProcessing", "single": texts[0], "pair": [*texts[0], *texts[1]], "special_tokens": known}
