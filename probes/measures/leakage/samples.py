@@ -78,6 +78,7 @@ class Course:
         Edits of logits take all heads.
         """
         self._held.clear()
+        starts, last = range(0), list[Attention]()
         for at, attention in self.through(layer):
             attention = replace(attention, normalizer=normalizers(attention), output=None)
             count = attention.query.shape[1]
@@ -85,8 +86,9 @@ class Course:
             for start in starts:
                 for name in HELD:
                     self._held[at, start, name] = getattr(attention, name)[:, start : start + starts.step]
+            last = [attention]
         for start in starts:
-            like = part_of(attention, heads=slice(start, start + starts.step))
+            like = part_of(last[0], heads=slice(start, start + starts.step))
             yield [self._of_half(half, start, like) for half in (0, 1)]
 
     def _of_half(self, half: int, start: int, like: Attention) -> Attention:
@@ -127,10 +129,8 @@ def sampled(attention: Attention, lag_means: Float[Tensor, "prompt head lag"], b
         return functional.pad(block, (attention.first_key(first), 0), value=float("-inf"))
 
     at_lags = (queries - first, queries - torch.tensor(lags)[:, None])
-    t, mean = (
-        lag_means.mean(0),
-        sum(total(rows(some), 0) for some in together) / count,
-    )  # [head, lag], [head, query, key]
+    t = lag_means.mean(0)  # [head, lag]
+    mean: Any = sum(total(rows(some), 0) for some in together) / count  # [head, query, key]
     lagged = torch.cat([double(rows(some)[..., *at_lags]) for some in together])
     hidden = torch.isinf(mean[0])
     distance = (queries[:, None] - torch.arange(stop)).clamp_min(0).to(device)

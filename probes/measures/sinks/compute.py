@@ -234,7 +234,7 @@ def _with_ends(name: str, interval: Interval, each: np.ndarray, prompts: int) ->
     whole, known = np.full((prompts, *each.shape[1:]), np.nan, dtype=np.float32), VARIABLES[name]
     whole[: len(each)] = each
     by_prompt = Variable(("prompt", *known.dims), f"{known.long_name}, by prompt", known.units)
-    return with_low_high(name, known, interval[:3]) | {f"{name}_by_prompt": by_prompt.of(whole)}
+    return with_low_high(name, known, map(np.asarray, interval[:3])) | {f"{name}_by_prompt": by_prompt.of(whole)}
 
 
 # --------------------------------------------------------------------------------------------------- options
