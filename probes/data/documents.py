@@ -14,7 +14,7 @@ import sys
 import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import InputError, reason
 from ..run.files import what_is
@@ -121,13 +121,10 @@ def stream_dataset(
     import datasets
 
     path, _, config = (name, "", "") if Path(name).exists() else name.partition(":")
-    local = Path(path).suffix in READERS
     try:
-        where = (
-            {"path": READERS[Path(path).suffix], "data_files": path}
-            if local
-            else {"path": path, "name": config or None}
-        )
+        where: dict[str, Any] = {"path": path, "name": config or None}
+        if (reader := READERS.get(Path(path).suffix)) is not None:
+            where = {"path": reader, "data_files": path}
         rows = datasets.load_dataset(**where, split=split, streaming=True)
         for number, row in enumerate(rows if seed is None else rows.shuffle(seed=seed, buffer_size=SHUFFLED)):
             if not isinstance(row.get(column), str):

@@ -83,9 +83,7 @@ def error(
     z: Float[Tensor, "position target"],
 ) -> Float[Tensor, "target ..."]:
     """Sum over positions of squared errors, of predictions within the range of the prompt's targets."""
-    predicted = (
-        torch.tensordot(weights, x, ([-1], [-1])) + constants[..., None]
-    )  # [target, ..., position], of any strengths
+    predicted = weights @ x.T + constants[..., None]  # [target, ..., position], of any strengths
     truth = z.T if weights.ndim == 2 else z.T[:, None]
     return (truth - predicted.clamp(z.min(), z.max())).square().sum(-1)
 
