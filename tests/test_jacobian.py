@@ -125,6 +125,19 @@ def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say():
     assert 0.92 <= np.mean(covered) <= 0.98
 
 
+@pytest.mark.parametrize("layers", [[0], [1, 2]])
+def test_forward_products_are_those_of_the_jacobian_up_to_a_factor(layers):
+    seen, tokens = view("llama"), some_tokens()
+    apart = Apart(seen, layers[0], "auto")
+    prompt = Prompt(
+        tokens[:, : LENGTH - 1], "logits", layers, apart, Pace(4, True), check=False, pathway="total", query=LENGTH - 2
+    )
+    tangents = torch.randn(len(layers), 3, LENGTH - 1, seen.spec.width, dtype=torch.float64)
+    every = prompt.pull(torch.eye(seen.spec.width, dtype=torch.float64) @ prompt.top)  # [layer, output, position, d]
+    expected = torch.einsum("lopd,lkpd->ko", every, tangents)
+    assert (torch.cosine_similarity(prompt.push(tangents), expected) > 0.995).all()
+
+
 @pytest.mark.parametrize("name", probes.bundled())
 def test_sixty_four_products_are_within_four_percent(name):
     model = probes.load(name, device="cpu")

@@ -216,6 +216,23 @@ class Prompt:
                 found[layer] = [total, *value, *score] if self.pathway == "all" else (score or [total])
         return torch.stack([pulled for layer in self.layers for pulled in found[layer]])
 
+    @torch.no_grad()
+    def push(self, tangents: Float[Tensor, "layer k position d"]) -> Float[Tensor, "k d"]:
+        """The readout's change under tangents at the source layers together, up to a factor for each of them.
+
+        The difference between the recorded pass and one whose streams are moved by a three-thousandth of their size (in half
+        precision, which rounds more coarsely, by more). It is exact to first order alone: enough to choose directions by.
+        """
+        coarsest = max(torch.finfo(x).eps for x in (self._last.dtype, torch.float32))  # norms compute in float32
+        step = coarsest**0.5
+        tangents = tangents / tangents.pow(2).mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
+        edits = []
+        for layer, moved in zip(self.layers, tangents, strict=True):
+            by = step * self._trace.residual[layer].pow(2).mean().sqrt() * moved
+            edits.append(Edit("residual", layer, by.add))
+        embedded = self._trace.residual[0].expand(tangents.shape[1], -1, -1)
+        return (self.model.residual(embedded, edits=edits)[:, self.query] - self._last) @ self.top.T / step
+
 
 def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:
     """[direction, d] cotangents of the stream for d orthonormal directions of the readout.
