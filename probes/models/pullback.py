@@ -224,12 +224,10 @@ class Prompt:
         precision, which rounds more coarsely, by more). It is exact to first order alone: enough to choose directions by.
         """
         coarsest = max(torch.finfo(x).eps for x in (self._last.dtype, torch.float32))  # norms compute in float32
-        step = coarsest**0.5
-        tangents = tangents / tangents.pow(2).mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
-        edits = []
-        for layer, moved in zip(self.layers, tangents, strict=True):
-            by = step * self._trace.residual[layer].pow(2).mean().sqrt() * moved
-            edits.append(Edit("residual", layer, by.add))
+        streams = (self._trace.residual[layer].pow(2).mean() for layer in self.layers)
+        step = (coarsest * torch.stack([*streams]).min()).sqrt()
+        moved = step * tangents / tangents.pow(2).mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
+        edits = [Edit("residual", layer, by.add) for layer, by in zip(self.layers, moved, strict=True)]
         embedded = self._trace.residual[0].expand(tangents.shape[1], -1, -1)
         return (self.model.residual(embedded, edits=edits)[:, self.query] - self._last) @ self.top.T / step
 
