@@ -19,6 +19,7 @@ from fingerprint import difference, fingerprint
 from quantized import KINDS
 
 import probes
+import probes.measures.inspect  # not in a probe's own time: beartype draws random numbers where it reads a module
 from probes.errors import InputError
 from probes.models.lens import boot
 from probes.models.view import View

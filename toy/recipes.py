@@ -183,7 +183,8 @@ class Pretraining(Options):
             InputError: numbers out of range.
         """
         values: dict[str, Any] = {of.name: getattr(self, of.name) for of in fields(Options)}
-        return Options(**values | {"bos": self.row.bos if self.bos is None else self.bos})
+        values["bos"] = self.row.bos if self.bos is None else self.bos
+        return Options(**values)
 
     def kept(self) -> list[int]:
         """The steps whose weights are kept; those of a recipe as far as training goes.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..measure import Measure
 
 # The other commands, by the module of this folder that has them.
-OTHERS = dict.fromkeys(("map", "toy", "pretrain"), "training")
+OTHERS: dict[str, str] = dict.fromkeys(("map", "toy", "pretrain"), "training")
 OTHERS |= dict.fromkeys(("report", "compare", "families", "selftest"), "pages")
 # Measures that train toys, which the registry does not know: by name, what they answer; `toy.NAME` holds them.
 ABOVE = {"match": "What of a model's sense of position do toys of its architecture share?"}

@@ -261,7 +261,9 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
                 f"model '{name}' {what} {len(names)} weights ({names[0]}); the files do not fit the config"
             )
     places = how.split["device_map"] if how.split else None
-    for pair in (getattr(model, "all_tied_weights_keys", None) or {}).items() if isinstance(places, Mapping) else ():
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for pair in tied.items() if isinstance(places, Mapping) else ():
+        assert isinstance(places, Mapping)
         if len({str(places[key]) for key in places for name in pair if f"{name}.".startswith(f"{key}.")}) > 1:
             raise InputError(  # accelerate would look for a second copy in vain
                 f"device_map parts {' and '.join(pair)}, which are one weight; put both on one device"

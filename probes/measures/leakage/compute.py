@@ -181,7 +181,7 @@ def leakage(
     if fresh:
         halves = zip(halves_of(len(tokens)), halves_of(fresh), strict=True)  # the first of each: they share no document
         chosen = [half.start + n for half, some in halves for n in range(some.stop - some.start)]
-        named = None if documents is None else [documents[n] for n in chosen]
+        named: Any = None if documents is None else [documents[n] for n in chosen]
         twin, again, store = (
             model.reinitialized(seed),
             resampling(fresh, bootstrap, seed, named),
