@@ -42,6 +42,8 @@ CHUNK_SHARE = 0.25  # of a GPU's free memory, for the directions on their way
 # four times as wide (12), of heads' outputs, queries, keys and values, each twice (8), of a band's patterns (1).
 NUMBERS = 24
 
+MOVED = 0.005  # of a stream's size, in `push`
+
 
 @dataclass
 class Pace:
@@ -220,12 +222,11 @@ class Prompt:
     def push(self, tangents: Float[Tensor, "layer k position d"]) -> Float[Tensor, "k d"]:
         """The readout's change under tangents at the source layers together, up to a factor for each of them.
 
-        The difference between the recorded pass and one whose streams are moved by a three-thousandth of their size (in half
-        precision, which rounds more coarsely, by more). It is exact to first order alone: enough to choose directions by.
+        The difference between the recorded pass and one whose streams are moved by `MOVED` of their size: enough to choose
+        directions by. A smaller step would be nearer to first order, and rounding would choose with it.
         """
-        coarsest = max(torch.finfo(x).eps for x in (self._last.dtype, torch.float32))  # norms compute in float32
-        streams = (self._trace.residual[layer].pow(2).mean() for layer in self.layers)
-        step = (coarsest * torch.stack([*streams]).min()).sqrt()
+        sizes = (self._trace.residual[layer].pow(2).mean() for layer in self.layers)
+        step = MOVED * torch.stack([*sizes]).min().sqrt()
         moved = step * tangents / tangents.pow(2).mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
         edits = [Edit("residual", layer, by.add) for layer, by in zip(self.layers, moved, strict=True)]
         embedded = self._trace.residual[0].expand(tangents.shape[1], -1, -1)

@@ -25,7 +25,7 @@ error is widened as for Student's t, by t_{p-1}(0.975)/1.96 (1.21 at 8 probes, 1
 The basis decides the error. The sum of J_j J_j^T over positions has a low effective rank (9 to 17 of 576 on SmolLM2-135M):
 positions share their leading directions, which differ from prompt to prompt. One round of subspace iteration finds them:
 from random directions E, whose products V_j = E^T J_j are there at all positions, the forward products
-Y = sum_j J_j w_j V_j^T, w_j = 1/||V_j||_F^2 so that every position counts alike. The basis is E and Y, made orthonormal.
+Y = sum_j J_j w_j V_j^T, w_j = 1/||V_j||_F^2 so that positions count alike. The basis is E and Y, made orthonormal.
 A forward product is a difference of passes (`Prompt.push`) and counts as `FORWARD` products.
 
 `scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
@@ -68,6 +68,10 @@ PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
 SHARE = 1 / 8  # of the products: random directions, and as many forward ones; so half of all go to the basis
 FORWARD = 2  # products that a forward one counts as: it takes a pass, a product about half of that
+FLOOR = (
+    0.01  # of the median square: positions below count less, since they would have to be moved further than all others
+)
+NEGLIGIBLE = 0.1  # of images of length 1: rounding would choose shorter directions, and another one on every device
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
 ENGINES = ("autograd", "parts")
@@ -228,10 +232,12 @@ def _sketched(
         exact = sum(map(_lengths, kept), exact)
         images = [_images(prompt, pulled, exact, report) for pulled in kept]
         del kept
-        more = orthonormal(basis, torch.cat(images).T)
+        found = torch.cat(images).T
+        left, values, _ = torch.linalg.svd(found - basis @ (basis.T @ found), full_matrices=False)
+        more = orthonormal(basis, left[:, values > NEGLIGIBLE])
         exact = sum(map(_lengths, _pulled(prompt, more, report)), exact)
         basis = torch.cat([basis, more], 1)
-    count = budget - (2 + FORWARD) * max(size, 0)
+    count = budget - FORWARD * max(size, 0) - basis.shape[1]
     squared, variance = _probed(prompt, basis, haar(basis, count, generator), report)
     return exact + squared, variance
 
@@ -239,7 +245,8 @@ def _sketched(
 def _images(prompt: Prompt, pulled: Tensor, squares: Tensor, report: Tally) -> Float[Tensor, "k d"]:
     """Forward products of products [source, k, position, d], every position weighted by its square over all of them."""
     paths = len(pulled) // len(prompt.layers)  # the first of which is the whole derivative, or the only one
-    weights = squares[::paths, None, :, None].to(pulled)
+    squares = torch.maximum(squares[::paths], FLOOR * squares[::paths].median(-1, keepdim=True).values)
+    weights = squares[:, None, :, None].to(pulled)
     pushed = prompt.push(torch.where(weights > 0, pulled[::paths] / weights, 0)).cpu().double()
     report(FORWARD * len(pushed))
     return pushed / pushed.norm(dim=1, keepdim=True).clamp_min(torch.finfo(pushed.dtype).tiny)
