@@ -50,7 +50,6 @@ SMALLER: dict[str, dict[str, str]] = {
         "steps=150": "steps=20",
         "TOY_SEEDS = 4": "TOY_SEEDS = 2",
         "batch=64": "batch=8",
-        "prompts=8": "prompts=2",
     },
     "5-your-own-checkpoint": {
         "LENGTH = 96": "LENGTH = 48",
