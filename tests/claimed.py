@@ -206,6 +206,8 @@ def leaks(
     whole = [np.mean(stream)] * 2
     made |= ended(log_stream_of_model=(whole, "band"), steady_stream_of_model=(whole, "band"))
     made["log_neither"] = (("layer",), np.full(len(by_block), left))
+    for what, dim, count in (("form", "cell", len(CELLS)), ("source", "source", len(SOURCES))):
+        made[f"weight_{what}_by_block"] = (("layer", dim, "band"), np.full((len(by_block), count, 2), 1e-5))
     coords = {"part": list(PARTS), "source": list(SOURCES), "cell": list(CELLS), "band": list(BANDS)}
     return xr.Dataset(made, coords | {"layer": range(len(by_block))}, real(command="headwater leakage x"))
 

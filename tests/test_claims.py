@@ -82,7 +82,7 @@ def test_what_is_not_known_does_not_count_and_keeps_the_command_that_will_tell()
     check("ruscio-bos-removes-40", given(bos_swap={"y": unknown}), "not measured", measured="y: ?", command=command)
     check("ruscio-protocol-replacement", given(bos_swap={"x": one}), "not measured")
     ds = leaks()
-    ds["weight_source_of_model"] = ds["weight_source_of_model"] + xr.DataArray([1e9, -1e9, 0], dims="source")
+    ds["weight_source_by_block"] = ds["weight_source_by_block"] + xr.DataArray([1e9, -1e9, 0], dims="source")
     said = "x: both off 0 nat²; weights without the mask overflow"
     check("ruscio-isolation-design", given(leakage={"x": ds}), "not measured", measured=said)
 
