@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xarray as xr
 from safetensors.torch import load, save
-
-from probes.results import dataset as results
 
 Spoil = Callable[[Path], object]
 Q, LAST = "model.layers.1.self_attn.q_proj.weight", "lm_head.weight"
@@ -90,27 +87,9 @@ def bomb(name: str) -> Spoil:
     return lambda here: file_is(f"small/{name}", f"cbuiltins\nopen\n(V{here / MARKER}\nVw\ntR.")(here)
 
 
-def own_code(kind: str = "own-kind", **auto: str) -> Spoil:
+def own_code(here: Path) -> None:
     """A module in the model's folder that leaves the marker when it is imported, asked for by config.json."""
-
-    def spoil(here: Path) -> None:
-        program = f"open({str(here / MARKER)!r}, 'w').close()\nfrom transformers import *\n"
-        (here / "small" / "own.py").write_text(program)
-        config_has(model_type=kind, architectures=None, auto_map=auto)(here)
-
-    return spoil
-
-
-def other_result(here: Path) -> None:
-    xr.Dataset({"x": ("a", [1.0])}).to_netcdf(here / "out" / "other.nc", engine="h5netcdf")
-
-
-def result_of(name: str = "jacobian", **attrs: Any) -> Spoil:
-    """A file that says it is a result, in a folder where results are looked for."""
-
-    def spoil(here: Path) -> None:
-        (here / "out" / "jacobian").mkdir(exist_ok=True)
-        ds = xr.Dataset({"x": ("a", [1.0])}, attrs={"headwater": "0.1.0", **attrs})
-        results.save(ds, here / "out" / "jacobian" / f"{name}.nc")
-
-    return spoil
+    program = f"open({str(here / MARKER)!r}, 'w').close()\nfrom transformers import *\n"
+    (here / "small" / "own.py").write_text(program)
+    auto = {"AutoConfig": "own.LlamaConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
+    config_has(model_type="own-kind", architectures=None, auto_map=auto)(here)

@@ -36,8 +36,6 @@ DEFAULTS = {
     "leakage": SPLIT,
     "bos-swap": f"{SPLIT} --products 8 --profile-prompts 1",
     "inspect": "--device cpu --products 8 --seeds 1 --out OUT",
-    "match": f"--quick --prompts 4 --seeds 1 {SHORT}",
-    "map": "--quick --out OUT",
     "compare": "",
     "families": "",
     "selftest": "",
@@ -45,31 +43,19 @@ DEFAULTS = {
     "report": f"--prompts 4 {SHORT}",
     "pretrain": "--text TEXT --steps 2 --batch 1 --device cpu --out HERE/new",
 }
-WORDS = "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12"
-READ = f"inspect SMALL --prompt '{WORDS}'"
-
 
 LARGE_IDS = damage.edited("small/tokenizer.json", lambda content: re.sub(rb'"w3": *\d+', b'"w3": 5000', content))
-UNLOADABLE = "'small' cannot be loaded"
-TEXT = '{"text": "w3 w4"}'
 
 
 LOADED: dict[str, list[Row]] = {
     "sinks SMALL": [  # weights
-        ("", UNLOADABLE, damage.edited(WEIGHTS[1], lambda b: b[:-100])),
+        ("", "'small' cannot be loaded", damage.edited(WEIGHTS[1], lambda b: b[:-100])),
         ("", "not finite (lm_head.weight)", damage.tensor_is(LAST, lambda x: x.where(x < x.max(), torch.nan))),
-        ("", UNLOADABLE, damage.bomb(WEIGHTS[0])),
     ],
     "jacobian SMALL": [
         ("", Q, damage.tensors_are(lambda tensors: tensors.pop(Q))),
-        ("", Q, damage.tensor_is(Q, lambda x: x.to(torch.int8))),
         ("", "gone.safetensors", damage.index_names("gone.safetensors")),
-        (
-            "",
-            "only pytorch_model.bin, which may run code",
-            damage.bomb("pytorch_model.bin"),
-            damage.without(WEIGHTS[0]),
-        ),
+        ("", "pytorch_model.bin, which may run", damage.bomb("pytorch_model.bin"), damage.without(WEIGHTS[0])),
         ("", "adapter_config.json", damage.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),
     ],
 }
@@ -77,18 +63,8 @@ CONFIGS: dict[str, list[Row]] = {
     "jacobian SMALL": [
         ("", "has no config.json", damage.without("config.json")),
         ("", "config.json", damage.file_is("small/config.json", '{"model_type": "lla')),
-        ("", "hidden size (65) is not a multiple", damage.config_has(hidden_size=65, head_dim=None)),
-        ("", "in another shape 30 weights", damage.config_has(hidden_size=2**20)),
         ("", "num_attention_heads=4, which cannot share 3", damage.config_has(num_key_value_heads=3)),
-        ("", "spiral", damage.config_has(rope_parameters={"rope_type": "spiral"})),
-        (
-            "",
-            "trust_remote_code",
-            damage.own_code(AutoConfig="own.LlamaConfig", AutoModelForCausalLM="own.LlamaForCausalLM"),
-        ),
-    ],
-    "pretrain --config": [
-        ("SMALL/config.json", "hidden_size=-64", damage.config_has(hidden_size=-64, vocab_size=258)),
+        ("", "trust_remote_code", damage.own_code),
     ],
 }
 TOKENIZERS: dict[str, list[Row]] = {
@@ -96,31 +72,22 @@ TOKENIZERS: dict[str, list[Row]] = {
         ("", "small has no tokenizer", damage.without("tokenizer.json", "tokenizer_config.json")),
         ("", "id 5000", LARGE_IDS, damage.file_is("text.txt", "w3 " * 99)),
     ],
-    "inspect SMALL": [
-        ("--chat w3", "no chat template"),
-    ],
+    "inspect SMALL": [("--chat w3", "no chat template")],
 }
 TEXTS: dict[str, list[Row]] = {
     "theory SMALL --text": [
         ("HERE/t", "has 12 tokens (the longest has 3)", damage.file_is("t", "w3 w4 w5")),
         ("HERE/f", "b.txt' is not UTF-8", damage.file_is("f/a.txt", "w3 " * 99), damage.file_is("f/b.txt", b"\xff")),
     ],
-    "jacobian SMALL --text HERE/t.jsonl": [
-        ("", "line 1", damage.file_is("t.jsonl", '{"text": 7}')),
-    ],
     "inspect SMALL": [
         ("--prompt w3 --text TEXT", "both --prompt and --text"),
         ("--ids 3,four", "'3,four'"),
     ],
     "sinks SMALL --dataset": [
-        ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", TEXT)),
-        ("HERE/t.jsonl", "t.jsonl[0]", damage.file_is("t.jsonl", '{"text": null}\n' * 999)),
-        ("HERE/t.jsonl --split nope", "nope", damage.file_is("t.jsonl", TEXT)),
+        ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", '{"text": "w3 w4"}')),
         ("nobody/nothing", "nobody/nothing"),
     ],
-    "pretrain tiny-llama --text": [
-        ("TEXT", "too short to hold out"),
-    ],
+    "pretrain tiny-llama --text": [("TEXT", "too short to hold out")],
 }
 NAMES: dict[str, list[Row]] = {
     "jacobian": [
@@ -137,7 +104,6 @@ VALUES: dict[str, list[Row]] = {
         ("--products many", "Invalid value for '--products'"),
         ("--seed -1", "seed=-1"),
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
-        ("--dtype float8", "float8"),
     ],
     "theory SMALL": [
         ("--initialization 0", "'uniform 0' has deviation 0"),
@@ -146,8 +112,6 @@ VALUES: dict[str, list[Row]] = {
     "sinks SMALL": [
         ("--keys seven", "keys 'seven' are no positions; write them as all, 0-7 or 0,5"),
         ("--keys 0,12", "keys=12 cannot be used with prompts of 12 positions; give whole numbers from 0 to 11"),
-        ("--evict 0-x", "evict '0-x' are no positions; write them as 0,1,4"),
-        ("--evict 1 --keep 12", "keep=12 cannot be used with prompts of 12 positions; give whole numbers from 1 to 11"),
     ],
     "trajectory SMALL": [("--starts 1", "starts=1")],
     "leakage SMALL": [
@@ -158,17 +122,10 @@ VALUES: dict[str, list[Row]] = {
         ("--replace nothing", "replacement 'nothing' is unknown"),
         ("--profile-prompts -1", "profile_prompts=-1"),
     ],
-    READ: [
-        ("--baseline text --initialization 0.02", "initialization '0.02' has no use with baseline text"),
-    ],
-    "match SMALL": [("--length -5", "length=-5")],
-    "report SMALL": [("--initialization smollm2", "initialization 'smollm2' is no rule")],
-    "map": [("--seeds 0", "--seeds")],
     "toy retrieval": [("--with colour=red", "'colour=red'")],
     "pretrain tiny-llama": [
         ("--steps many", "'--steps': Input should be a valid integer"),
         ("--peak-lr nan", "peak_lr=nan"),
-        ("--keep-steps 0,x", "keep-steps '0,x'"),
         ("--length 257", "length=257"),
     ],
 }
@@ -177,30 +134,9 @@ FOLDERS: dict[str, list[Row]] = {
         ("--out TEXT", "text.txt"),
         ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc")),
     ],
-    "sinks SMALL": [("", f"sinks.{end}' is a folder", damage.folder(f"out/sinks.{end}")) for end in ("png", "md")],
-    "leakage SMALL": [("", "unfinished", damage.file_is("out/unfinished", ""))],
-    "map": [("", "map.nc' is a folder", damage.folder("out/map.nc"))],
-    "toy retrieval": [("--out TEXT", "text.txt")],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],
     "compare": [
-        ("OUT/jacobian/a.nc OUT/jacobian/./a.nc", "are the same file", damage.result_of("a")),
-        (
-            "gone.nc OUT/other.nc",
-            "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote",
-            damage.other_result,
-        ),
-        (
-            "OUT/jacobian/a.nc OUT/other.nc",
-            "other.nc' was not written by headwater",
-            damage.result_of("a"),
-            damage.other_result,
-        ),
-        (
-            "OUT/other.nc OUT/jacobian/b.nc --out OUT/jacobian/b.nc",
-            "is not a Markdown file; ",
-            damage.other_result,
-            damage.result_of("b"),
-        ),
+        ("gone.nc OUT/other.nc", "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote"),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
     "families": [
@@ -208,20 +144,11 @@ FOLDERS: dict[str, list[Row]] = {
     ],
     "selftest": [
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
-        ("--device gpu", "device 'gpu' cannot be used (Expected one of cpu, cuda"),
-        ("--device cpu --out OUT", "selftest.md' is a folder", damage.folder("out/selftest.md")),
     ],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),
-        ("OUT", "not written by headwater", damage.other_result),
-        (
-            "OUT",
-            "jacobian.nc' cannot be read",
-            damage.result_of(),
-            damage.edited("out/jacobian/jacobian.nc", lambda b: b[:-200]),
-        ),
-        ("OUT", "both of 'm'", damage.result_of(model="m"), damage.result_of("jacobian-m", model="m")),
+        ("OUT", "jacobian.nc' cannot be read", damage.file_is("out/jacobian/jacobian.nc", "torn")),
     ],
 }
 

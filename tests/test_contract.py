@@ -120,13 +120,3 @@ def test_a_dataclass_becomes_options_in_its_place():
     assert seen == [("a", Group(size=5, name="b", kept=True), 6)]
     assert study.__doc__.strip() == "Do it."
     assert study.epilog == "Examples:\n  headwater study"
-
-
-def test_a_name_that_is_no_option_is_refused():
-    def study(group: Group) -> None:
-        """Do it."""
-
-    wrongs: list[dict[str, Any]] = [{"without": ("sise",)}, {"sise": 4}]
-    for wrong in wrongs:
-        with pytest.raises(TypeError, match="study: no option, or two, of the name sise"):
-            command(**wrong)(study)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,13 +50,6 @@ def test_dataset_takes_tensors_and_numbers_its_dimensions():
     assert ds["band"].dims == ("position",)
     assert ds.attrs == {"none": "null", "table": '{"a": [1]}'}
     assert "position" not in dataset({"share": (("lag",), [1.0])}).coords
-
-
-def test_attributes_keep_plain_values_and_write_the_rest_as_json():
-    plain, others = {"i": 3, "f": 0.5, "s": "é"}, {"n": np.int64(4), "b": True, "l": [1], "p": Path("a/b")}
-    found = results.attributes(plain | others | {"t": torch.tensor([1, 2])})
-    assert found == {"i": 3, "f": 0.5, "s": "é", "n": 4, "b": "true", "l": "[1]", "p": "a/b", "t": "[1, 2]"}
-    assert {type(value) for value in found.values()} == {int, float, str}
 
 
 def test_provenance_says_what_made_a_result():

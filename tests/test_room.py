@@ -15,7 +15,9 @@ from sim import Memory
 from torch import Tensor
 
 import probes
+from probes.errors import InputError
 from probes.models.fused import query_blocks
+from probes.models.linear import LinearizedBlock
 from probes.run.memory import Retry, in_parts, share_of, shares
 from probes.theory.kernel import second_moment
 
@@ -48,6 +50,43 @@ def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypat
     for name, expected in whole.data_vars.items():  # the same but for rounding
         most = np.nanmax(np.abs(expected.values.astype(float)), where=np.isfinite(expected.values), initial=0)
         np.testing.assert_allclose(found[name].values, expected.values, rtol=1e-4, atol=1e-5 * most, err_msg=str(name))
+
+
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Lets no more cotangents than this fit into one call, and returns how many each call was given."""
+    real = LinearizedBlock.vjp
+
+    def limit(count: int) -> list[int]:
+        seen: list[int] = []
+
+        def small(self: Any, cotangent: Tensor, *args: Any, **options: Any) -> Any:
+            seen.append(len(cotangent))
+            if len(cotangent) > count:
+                raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
+            return real(self, cotangent, *args, **options)
+
+        monkeypatch.setattr(LinearizedBlock, "vjp", small)
+        return seen
+
+    return limit
+
+
+def test_a_sketch_that_does_not_fit_takes_fewer_directions_at_a_time(most, monkeypatch):
+    model = probes.load("tiny-llama")
+    sketch = partial(probes.jacobian, model, probes.prompts(model, n=1, length=24), method="sketch", products=40)
+    expected = sketch()
+    with monkeypatch.context() as patch:  # blocks made again for every chunk
+        patch.setattr("probes.models.pullback.KEPT_SHARE", -1.0)
+        xr.testing.assert_equal(sketch(), expected)
+    seen = most(5)
+    found = sketch()
+    assert min(seen) <= 5 < max(seen)
+    for name in ("sensitivity", "stderr"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4)
+    most(0)
+    with pytest.raises(InputError, match="a prompt of 24 positions of 'tiny-llama' does not fit into memory"):
+        sketch()
 
 
 def test_other_errors_pass_and_what_an_attempt_had_made_is_gone_before_the_next():
