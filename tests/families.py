@@ -32,18 +32,9 @@ MAX_LENGTH = 128
 Bos: TypeAlias = Literal["prepended", "dedicated", "end", "none"]
 SPREAD = 0.2  # of what is added to biases and norm weights
 
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": BLOCKS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 96,
-    "max_position_embeddings": MAX_LENGTH,
-    "initializer_range": 0.5,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": None,
-}
+_COMMON: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": BLOCKS}
+_COMMON |= {"num_attention_heads": HEADS, "intermediate_size": 96, "max_position_embeddings": MAX_LENGTH}
+_COMMON |= {"initializer_range": 0.5, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 _GROUPED: dict[str, Any] = _COMMON | {"num_key_value_heads": KV_HEADS}
 GPT2: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": BLOCKS, "n_head": HEADS}
 GPT2 |= {"n_inner": 96, "n_positions": MAX_LENGTH, "initializer_range": 0.5, "bos_token_id": 1, "eos_token_id": 1}
@@ -127,13 +118,9 @@ def build(config: PreTrainedConfig, *, seed: int = 0, dtype: torch.dtype = torch
 
 def sized(width: int, length: int, vocabulary: int, *, kind: str = "llama", **more: Any) -> PreTrainedConfig:
     """A configuration by its sizes: one block, two heads, and a feed-forward layer as wide as the stream, unless told."""
-    sizes = {
-        "hidden_size": width,
-        "max_position_embeddings": length,
-        "vocab_size": vocabulary,
-        "intermediate_size": width,
-    }
-    return CONFIG_MAPPING[kind](**(sizes | {"num_hidden_layers": 1, "num_attention_heads": 2} | more))
+    sizes = {"hidden_size": width, "max_position_embeddings": length, "vocab_size": vocabulary}
+    sizes |= {"intermediate_size": width, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return CONFIG_MAPPING[kind](**sizes | more)
 
 
 def blocks(model: Any) -> Any:
@@ -175,11 +162,7 @@ def refused(function: Callable[..., object], *given: Any, **options: Any) -> str
     """What a function says against what it is given, in one line."""
     with pytest.raises(InputError) as raised:
         function(*given, **options)
-    return one_line(raised.value)
-
-
-def one_line(error: InputError) -> str:
-    said = str(error)
+    said = str(raised.value)
     assert "\n" not in said
     assert len(said) < 500
     return said

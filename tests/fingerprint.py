@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,41 +39,23 @@ def _of_value(value: Any) -> Any:
 
 def fingerprint(model: torch.nn.Module) -> dict[str, Any]:
     """All that a probe could leave changed: every attribute of every module, the configuration, and torch's own state."""
-    found: dict[str, Any] = {
-        f"{name} ({type(module).__qualname__}).{attribute}": _of_value(value)
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-    }
+    found: dict[str, Any] = {}
     for name, module in model.named_modules():
-        found[f"{name}, accelerate's hooks"] = [_of_value(vars(hook)) for hook in split.hooks(module)]
+        label = f"{name} ({type(module).__qualname__})"
+        found |= {f"{label}.{attribute}": _of_value(value) for attribute, value in vars(module).items()}
+        found[f"{label}, accelerate's hooks"] = [_of_value(vars(hook)) for hook in split.hooks(module)]
     for name in ("config", "generation_config", "cfg"):
         config = getattr(model, name, None)
         if config is not None and hasattr(config, "to_dict"):
             found[name] = repr(sorted(config.to_dict().items(), key=lambda item: item[0]))
             found[f"{name}, attention"] = getattr(config, "_attn_implementation", None)
-    cuda = torch.backends.cuda
-    settings: tuple[Callable[[], object], ...] = (
-        torch.is_grad_enabled,
-        torch.is_inference_mode_enabled,
-        torch.get_default_dtype,
-        torch.are_deterministic_algorithms_enabled,
-        torch.get_float32_matmul_precision,
-        torch.get_num_threads,
-        cuda.flash_sdp_enabled,
-        cuda.mem_efficient_sdp_enabled,
-        cuda.math_sdp_enabled,
-    )
-    return found | {
-        "torch": [setting() for setting in settings],
-        "hooks on all modules": [
-            len(hooks) for name, hooks in vars(torch.nn.modules.module).items() if name.startswith("_global_") and hooks
-        ],
-        "random numbers": (
-            hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
-            hashlib.sha256(np.random.get_state(legacy=True)[1].tobytes()).hexdigest(),  # type: ignore[union-attr]  # noqa: NPY002
-            hash(random.getstate()),
-        ),
-    }
+    of_all = {name: len(x) for name, x in vars(torch.nn.modules.module).items() if name.startswith("_global_") and x}
+    random_numbers = torch.get_rng_state().numpy().tobytes(), np.random.get_state(legacy=True)[1].tobytes()  # type: ignore[union-attr]  # noqa: NPY002
+    settings = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()]
+    settings += [torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()]
+    kernels = [torch.get_num_threads(), torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()]
+    drawn = (*random_numbers, hash(random.getstate()))
+    return found | {"torch": [*settings, *kernels], "hooks on all modules": of_all, "random numbers": drawn}
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

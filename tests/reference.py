@@ -19,8 +19,6 @@ from torch import Tensor
 
 from probes.models.view import Linear, Norm, Parts, Routing
 
-# ---------------------------------------------------------------------------------------------- curves (summary)
-
 
 def ushape(curve: list[float]) -> dict[str, float]:
     """The U-shape summary, term by term as science.md has it."""
@@ -44,9 +42,6 @@ def ranks(values: list[float]) -> list[float]:
     return [1 + sum(w < v for w in values) + (sum(w == v for w in values) - 1) / 2 for v in values]
 
 
-# ------------------------------------------------------------------ masks with a prefix (models.view, models.fused, sinks)
-
-
 def looks_at(i: int, j: int, window: int | None, prefix: int | None) -> bool:
     """Whether query i sees key j: any of the first `prefix` keys; else itself and the `window - 1` keys before it."""
     if prefix is not None and j < prefix:
@@ -64,22 +59,15 @@ def masked_logits(
     slopes: Tensor | None = None,
     prefix: int | None = None,
 ) -> Tensor:
-    """Logits [B, H, T, T] of q, k [B, H, T, c], every row in full, then minus infinity entry by entry where hidden."""
-    prompts, heads, length, _ = query.shape
-    every = []
-    for b in range(prompts):
-        for h in range(heads):
-            rows = []
-            for i in range(length):
-                row = (key[b, h] * query[b, h, i]).sum(-1) * scale
-                if softcap is not None:
-                    row = softcap * torch.tanh(row / softcap)
-                if slopes is not None:
-                    row = row - slopes[h] * (i - torch.arange(length, dtype=row.dtype))
-                hidden = torch.tensor([not looks_at(i, j, window, prefix) for j in range(length)])
-                rows.append(torch.where(hidden, row.new_tensor(-math.inf), row))
-            every.append(torch.stack(rows))
-    return torch.stack(every).view(prompts, heads, length, length)
+    """Logits [B, H, T, T] of q, k [B, H, T, c] in full, then minus infinity entry by entry where hidden."""
+    places = range(query.shape[2])
+    logits = torch.einsum("bhic,bhjc->bhij", query, key) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if slopes is not None:
+        logits = logits - slopes[:, None, None] * torch.tensor([[i - j for j in places] for i in places])
+    hidden = torch.tensor([[not looks_at(i, j, window, prefix) for j in places] for i in places])
+    return logits.masked_fill(hidden, -math.inf)
 
 
 @cache
@@ -110,9 +98,6 @@ def sinks_of_keys(
     rate = (alpha > threshold).double().mean((0, 2))
     uniform = [[uniform_alpha(length, k, window, prefix) for k in range(length)] for window in windows]
     return {"alpha": alpha, "over_tau": over, "sink_rate": rate, "uniform": torch.tensor(uniform, dtype=torch.float64)}
-
-
-# ------------------------------------------------------------------------------- blocks and Jacobians (linear, jacobian)
 
 
 def normalized(norm: Norm | None, x: Tensor) -> Tensor:
@@ -183,20 +168,17 @@ def block(
 
 def beside_sink(logits: Tensor, sink: Tensor) -> Tensor:
     """A head's weights where a learned logit stands in every denominator: exp(l_j) / (exp(s) + sum_k exp(l_k))."""
-    rows = []
-    for row in logits:
-        most = torch.maximum(row.max(), sink).detach()
-        rows.append((row - most).exp() / ((sink - most).exp() + sum((one - most).exp() for one in row)))
-    return torch.stack(rows)
+    most = torch.maximum(logits.amax(-1, keepdim=True), sink).detach()
+    weights = (logits - most).exp()
+    return weights / ((sink - most).exp() + weights.sum(-1, keepdim=True))
 
 
 def fed_forward(parts: Parts, normed: Tensor) -> Tensor:
     """The feed-forward of normed rows [position, d]; with experts row by row and expert by expert."""
     if parts.routing is not None:
-        rows: list[Any] = []
-        for row in normed:
-            rows.append(sum(w * fed_forward(expert(parts, e), row) for e, w in routed(parts.routing, row).items()))
-        return torch.stack(rows)
+        by_row = [(row, routed(parts.routing, row)) for row in normed]
+        sums: list[Any] = [sum(w * fed_forward(expert(parts, e), row) for e, w in made.items()) for row, made in by_row]
+        return torch.stack(sums)
     hidden = affine(parts.up, normed)
     hidden = hidden if parts.up_activation is None else parts.up_activation(hidden)
     gated = None if parts.gate is None else parts.activation(affine(parts.gate, normed)) * hidden

@@ -64,9 +64,6 @@ class Elsewhere(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _computed(func, args, kwargs or {})
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"{self.own!r} on {self.device}"
-
     def tolist(self) -> Any:
         """As on a GPU, which copies first."""
         return self.own.tolist()

@@ -5,16 +5,17 @@ No supported family has them yet, so that blocks are made here from their parts.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import reference
 import torch
-from blocks import random_parts
 from reference_theory import second_moment_step
 
 from probes.models.linear import LinearizedBlock
 from probes.models.masks import contentless_patterns
-from probes.models.view import Parts
+from probes.models.view import Linear, Norm, Parts
 from probes.theory.block import MeasuredBlock, Moments
 
 WIDTH, HEADS, FEATURES = 32, 4, 48
@@ -22,9 +23,18 @@ SLOPES = (0.5, 0.25, 0.125, 0.0625)
 
 
 def parts(seed: int, sigma: float, *, window: int | None = None, kv: int = HEADS) -> Parts:
-    slopes = torch.tensor(SLOPES, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    return random_parts(generator, WIDTH, FEATURES, sigma=sigma, kv=kv, window=window, slopes=slopes)
+    """A block with independent normal weights."""
+    generator, c = torch.Generator().manual_seed(seed), WIDTH // HEADS
+
+    def linear(outputs: int, inputs: int) -> Linear:
+        return Linear(sigma * torch.randn(outputs, inputs, generator=generator, dtype=torch.float64), None)
+
+    norm = Norm("rms", torch.ones(WIDTH, dtype=torch.float64), None, 1e-6)
+    matrices = {"q": (WIDTH, WIDTH), "k": (kv * c, WIDTH), "v": (kv * c, WIDTH), "o": (WIDTH, WIDTH)}
+    matrices |= {"gate": (FEATURES, WIDTH), "up": (FEATURES, WIDTH), "down": (WIDTH, FEATURES)}
+    more: dict[str, Any] = {name: linear(*shape) for name, shape in matrices.items()}
+    more |= {"window": window, "slopes": torch.tensor(SLOPES, dtype=torch.float64)}
+    return Parts(norm, norm, **more, activation=torch.nn.functional.silu, head_dim=c, scale=c**-0.5)
 
 
 @pytest.mark.parametrize(("window", "kv"), [(None, HEADS), (4, 2)])

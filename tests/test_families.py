@@ -9,10 +9,11 @@ Blocks linearized from their parts are in `test_linear`.
 
 from __future__ import annotations
 
-import copy
+import itertools
 import re
-from collections.abc import Callable
-from functools import cache
+import sys
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import families
@@ -20,16 +21,7 @@ import pytest
 import torch
 from commands import call
 from families import BLOCKS, FAMILIES, HEAD_DIM, HEADS, KV_HEADS, VARIANTS, VOCABULARY, WIDTH, WINDOW, attention, blocks
-from measured import (
-    BACKENDS,
-    BOTH,
-    BRUTE,
-    EVERY,
-    backends,
-    brute,
-    brute_model,
-    drawn_tokens,
-)
+from measured import BACKENDS, BOTH, BRUTE, EVERY, backends, brute, brute_model, drawn_tokens
 from measured import close as near
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
@@ -38,9 +30,9 @@ import probes
 from probes.models.families import FAMILIES as ROWS
 from probes.models.families import REFUSED
 from probes.models.huggingface import HuggingFaceView
-from probes.models.lens import LensView
+from probes.models.identity import weights_hash
+from probes.models.lens import LensView, boot
 from probes.models.masks import causal_mask
-from probes.models.swap import swapped
 from probes.models.view import Edit, View
 
 LENGTH = 12  # longer than the windows
@@ -51,17 +43,11 @@ IDS = drawn_tokens(2, LENGTH, least=3)
 NOISE = 1e-3
 
 
-@cache
-def _original(name: str) -> PreTrainedModel:
+def original(name: str) -> PreTrainedModel:
     """The caller's model: with eager attention, which returns its patterns."""
     made = families.model(name)
     made.set_attn_implementation("eager")
     return made
-
-
-def original(name: str) -> PreTrainedModel:
-    """A copy for each caller: tests may change what they get."""
-    return copy.deepcopy(_original(name))
 
 
 @cache
@@ -78,14 +64,6 @@ def view(name: str, backend: Any) -> Any:
 def close(a: Tensor, b: Tensor, noise: float = NOISE) -> bool:
     """Whether the largest difference is within the noise floor, in units of b's own spread."""
     return a.shape == b.shape and bool((a - b).abs().max() <= noise * b.std())
-
-
-def again(seen: View, a: Tensor, b: Tensor) -> bool:
-    """Equal; but for rounding where gradients are kept for learned sink logits, which no kernel does."""
-    return close(a, b) if seen.spec.sink_logits else torch.equal(a, b)
-
-
-# ------------------------------------------------------------------------------------------------------ what a model is
 
 
 _FIRST_AND_LAST = dict.fromkeys(("gemma2", "gemma3_text", "olmo3", "gpt_oss"), (WINDOW, None, WINDOW))
@@ -121,9 +99,6 @@ def output_projection(block: Any) -> Any:
     return next(getattr(module, name) for name in ("o_proj", "c_proj", "dense") if hasattr(module, name))
 
 
-# -------------------------------------------------------------------------------------------------- what passes through
-
-
 @pytest.mark.parametrize(("name", "backend"), [*EVERY, *((v, b) for v in VARIANTS for b in backends(v))])
 def test_streams_logits_and_attention_are_the_model_s_own(name, backend):
     seen, own = view(name, backend), outputs(name)
@@ -138,7 +113,7 @@ def test_streams_logits_and_attention_are_the_model_s_own(name, backend):
     normed = seen.norm(trace.residual[-1])
     assert close(normed, own.hidden_states[-1])  # transformers gives the last one after the norm
     assert close(seen.unembed(normed), own.logits)
-    assert again(seen, seen.residual(embeddings), trace.residual[-1])
+    assert close(seen.residual(embeddings), trace.residual[-1])
     model = original(name)
     added: list[Tensor] = []
     for block in blocks(model):
@@ -156,95 +131,66 @@ def test_streams_logits_and_attention_are_the_model_s_own(name, backend):
             assert not pattern[..., ~allowed].any()
             assert found.window is None or int(allowed.sum(-1).max()) == found.window == WINDOW
             # The values: mixed by the pattern and projected, they are what the model's attention adds to the stream.
-            mixed = (pattern @ found.value).transpose(1, 2).flatten(2)
-            assert close(output_projection(blocks(model)[layer])(mixed), added[layer])
+            weights, bias = seen.output_weights(layer), output_projection(blocks(model)[layer]).bias
+            written = torch.einsum("bhtc,hcd->btd", pattern @ found.value, weights)
+            assert close(written if bias is None else written + bias, added[layer])
+            assert not weights.requires_grad
 
 
-# ---------------------------------------------------------------------------------------------------------------- edits
+def test_output_weights_are_what_the_projection_computes():
+    model: Any = families.model("llama", dtype=torch.float64)
+    projection = blocks(model)[1].self_attn.o_proj
+    projection.register_forward_hook(lambda module, args, out: 3 * out)  # as an adapter may
+    expected = 3 * projection.weight.detach().T.unflatten(0, (HEADS, HEAD_DIM))
+    near(probes.load(model).output_weights(1), expected, 0, 1e-12)
 
 
 def edited_head(tensor: Tensor) -> Tensor:
-    """Turns head 1 around at position 7; commutes with rotation, so a hook before it does the same."""
+    """Turns head 1 around at position 7."""
     tensor = tensor.clone()
     tensor[:, 1, 7] *= -0.5
     return tensor
 
 
-def hook_head(name: str, module: Any, site: str) -> Any:
-    """The same by a forward hook on the projection of the caller's model."""
-    which = ("query", "key", "value").index(site)
-    place: tuple[Any, ...] = (slice(None), 7, slice(HEAD_DIM, 2 * HEAD_DIM))
-    if name == "gpt2":
-        point, place = module.c_attn, (*place[:2], slice(which * WIDTH + HEAD_DIM, which * WIDTH + 2 * HEAD_DIM))
-    elif name == "gpt_neox":
-        point, place = module.query_key_value, (*place[:2], slice((3 + which) * HEAD_DIM, (4 + which) * HEAD_DIM))
-    elif name == "phi3":  # queries of all heads, then keys, then values
-        before = HEAD_DIM * (0, HEADS, HEADS + KV_HEADS)[which]
-        point, place = module.qkv_proj, (*place[:2], slice(before + HEAD_DIM, before + 2 * HEAD_DIM))
-    elif site != "value" and hasattr(module, "q_norm"):  # before rotation
-        point = module.q_norm if site == "query" else module.k_norm
-    else:
-        point = getattr(module, f"{site[0]}_proj")
-
-    def scale(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        output = output.clone()
-        if output.ndim == 4:  # each head has its norm: [B, T, H, c], in Gemma 3 [B, H, T, c]
-            output[(slice(None), 7, 1) if output.shape[1] == LENGTH else (slice(None), 1, 7)] *= -0.5
-        else:
-            output[place] *= -0.5
-        return output
-
-    return point.register_forward_hook(scale)
+def edited_attention(
+    eager: Any, site: str, layer: int, module: Any, query: Any, key: Any, value: Any, *more: Any, **named: Any
+) -> Any:
+    """What transformers' models call, of changed queries, keys or values."""
+    given = {"query": query, "key": key, "value": value}
+    if module.layer_idx == layer and site in given:
+        given[site] = edited_head(given[site])
+    return eager(module, *given.values(), *more, **named)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_edits_do_what_a_hook_would(name):
+def test_edits_do_what_the_model_does_of_changed_tensors(name, monkeypatch):
     model, both = original(name), [view(name, backend) for backend in backends(name)]
-    embeddings = both[0].embed(IDS)
-    shift = torch.linspace(-1, 1, WIDTH)
+    embeddings, code = both[0].embed(IDS), sys.modules[type(model).__module__]
+    shift, eager = torch.linspace(-1, 1, WIDTH), code.eager_attention_forward
 
     def change(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if args:
-            return (args[0] + shift, *args[1:]), kwargs
-        return args, kwargs | {"hidden_states": kwargs["hidden_states"] + shift}
+        return (
+            ((args[0] + shift, *args[1:]), kwargs)
+            if args
+            else ((), kwargs | {"hidden_states": kwargs["hidden_states"] + shift})
+        )
 
-    for site in ("residual", "query", "key", "value"):
-        for layer in (0, 2):
-            block = blocks(model)[layer]
-            if site == "residual":
-                handle = block.register_forward_pre_hook(change, with_kwargs=True)
-            else:
-                handle = hook_head(name, attention(block), site)
-            with torch.no_grad():
-                normed = model(IDS, output_hidden_states=True, use_cache=False).hidden_states[-1]
+    for site, layer in itertools.product(("residual", "query", "key", "value"), (0, 2)):
+        monkeypatch.setattr(code, "eager_attention_forward", partial(edited_attention, eager, site, layer))
+        handle = blocks(model)[layer].register_forward_pre_hook(change, with_kwargs=True)
+        if site != "residual":
             handle.remove()
-            edits: list[Any] = [Edit(site, layer, (lambda x: x + shift) if site == "residual" else edited_head)]
-            for seen in both:
-                result = seen.residual(embeddings, edits=edits)
-                assert close(seen.norm(result), normed), (site, layer)
-                assert not close(result, seen.residual(embeddings)), (site, layer)
-                # Once each, whatever else is recorded.
-                assert again(seen, seen.trace(embeddings, edits=edits).residual[-1], result)
-                assert again(seen, seen.trace(embeddings, edits=edits, attention=True).residual[-1], result)
-
-
-@pytest.mark.parametrize(("name", "backend"), EVERY)
-def test_edits_that_change_nothing_change_nothing_exactly(name, backend):
-    seen = view(name, backend)
-    embeddings = seen.embed(IDS)
-    called: dict[str, torch.Size] = {}
-
-    def identity(site: str) -> Callable[[Tensor], Tensor]:
-        return lambda x: (called.update({site: x.shape}), x)[1]
-
-    edits = [Edit(site, 1, identity(site)) for site in ("residual", "query", "key", "value", "output")]
-    assert torch.equal(seen.residual(embeddings, edits=edits), seen.residual(embeddings))
-    heads, per_key = ((2, count, LENGTH, HEAD_DIM) for count in (seen.spec.heads, seen.spec.kv_heads))
-    shapes = {"query": heads, "key": per_key, "value": per_key, "output": heads}
-    assert called == {"residual": (2, LENGTH, WIDTH)} | shapes
-
-
-# ---------------------------------------------------------------------------------------------------------- derivatives
+        with torch.no_grad():
+            normed = model(IDS, output_hidden_states=True, use_cache=False).hidden_states[-1]
+        handle.remove()
+        edits: list[Any] = [Edit(site, layer, (lambda x: x + shift) if site == "residual" else edited_head)]
+        for seen in both:
+            result = seen.residual(embeddings, edits=edits)
+            assert close(seen.norm(result), normed), (site, layer)
+            assert not close(result, seen.residual(embeddings)), (site, layer)
+            # Once each, whatever else is recorded.
+            assert close(seen.trace(embeddings, edits=edits).residual[-1], result)
+            assert close(seen.trace(embeddings, edits=edits, attention=True).residual[-1], result)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -259,42 +205,12 @@ def test_the_exact_jacobian_is_autograd_s_through_the_whole_model(name):
             assert got.attrs["engine"] == ("autograd" if engine == "autograd" else "parts")
 
 
-# ------------------------------------------------------------------------------------------------------ position 0
-
-
-@pytest.mark.parametrize(("name", "backend"), EVERY)
-def test_only_position_0_is_replaced_and_a_token_swapped_for_itself_changes_nothing(name, backend):
-    model, tokens = view(name, backend), drawn_tokens(4, 24, least=3)
-    own, before = model.embed(tokens), tokens.clone()
-    for replacement in (0, 17, "mean", "zero", "random"):
-        found = swapped(model, replacement).embed(tokens)
-        assert torch.equal(found[:, 1:], own[:, 1:])
-        assert found.dtype == own.dtype
-        assert not torch.equal(found[:, 0], own[:, 0])
-    assert torch.equal(tokens, before)
-    for token in (0, 17):  # id 0 is an id like any other; scales and learned positions are those of the position
-        other = tokens.clone()
-        other[:, 0] = token
-        assert torch.equal(swapped(model, token).embed(tokens), model.embed(other))
-    assert not swapped(model, "zero").embed(tokens)[:, 0].any()
-    same = swapped(model, int(tokens[0, 0]))
-    with torch.no_grad():  # no bit is changed by a token swapped for itself
-        one, other = (seen.residual(seen.embed(tokens[:1])) for seen in (model, same))
-    assert torch.equal(one, other)
-    assert torch.equal(same.unembed(same.norm(other)), model.unembed(model.norm(one)))
-
-
-# ----------------------------------------------------------------------------------------------- what is not supported
-
-
 def test_the_command_lists_what_is_supported_and_what_is_refused_and_why(monkeypatch, capsys):
     assert call(monkeypatch, "families") == 0
     shown = capsys.readouterr().out
-    assert all(
-        re.search(rf"^ {kind} +{re.escape(row.models)} +(yes|no: )", shown, re.MULTILINE) for kind, row in ROWS.items()
-    )
-    for kind, why in REFUSED.items():
-        assert re.search(rf"^ {kind} +{re.escape(why)} ", shown, re.MULTILINE), kind
+    says = {kind: f"{re.escape(row.models)} +(yes|no: )" for kind, row in ROWS.items()}
+    for kind, line in (says | {kind: re.escape(why) for kind, why in REFUSED.items()}).items():
+        assert re.search(rf"^ {kind} +{line}", shown, re.MULTILINE), kind
         assert kind in CONFIG_MAPPING
     assert "model type 'mamba' is not supported: it has no " in families.refused(probes.born, {"model_type": "mamba"})
 
@@ -307,3 +223,153 @@ def test_variants_that_a_family_s_row_does_not_cover_are_refused():
     for name in set(FAMILIES) - set(BOTH):
         says = f"TransformerLens cannot run this {name}: {ROWS[name].no_lens}; use backend transformers"
         assert says in families.refused(probes.load, families.model(name), "transformer_lens")
+    says = "its rotations are in float32, which a bridge multiplies with values in bfloat16"
+    assert says in families.refused(probes.load, families.model("olmo2"), "transformer_lens", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_weights_hash_says_which_matrix_stands_where(name):
+    """Matrices of one shape exchanged, within a block (gate and up, keys and values) and between blocks."""
+    model = families.model(name)
+    seen: Any = probes.load(model)
+    before = seen.identity.weights
+    if ROWS[name].no_lens is None:
+        assert probes.load(model, "transformer_lens").identity.weights == before
+    shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        shapes.setdefault(parameter.shape, []).append(parameter)
+    pairs = [pair for alike in shapes.values() for pair in itertools.pairwise(alike)]
+    for a, b in pairs:
+        a.data, b.data = b.data, a.data
+        assert weights_hash(seen.stored()) != before
+        a.data, b.data = b.data, a.data
+    assert weights_hash(seen.stored()) == before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_edits_act_in_order_gradients_pass_them_and_those_that_name_nothing_are_refused(backend, unchecked):
+    seen = view("llama", backend)
+    given = seen.embed(IDS).requires_grad_()
+    twice = [Edit("value", 1, lambda x: x + 1), Edit("value", 1, lambda x: x * 3)]
+    once = [Edit("value", 1, lambda x: (x + 1) * 3)]
+    assert torch.equal(seen.residual(given, edits=twice), seen.residual(given, edits=once))
+    cut = seen.residual(given, edits=[Edit("residual", 2, torch.Tensor.detach)])
+    assert not cut.requires_grad or not torch.autograd.grad(cut.sum(), given, allow_unused=True)[0]
+    recorded = seen.trace(given, attention=True, edits=once).attention[1].value
+    plain = seen.trace(given, attention=True).attention[1].value
+    assert torch.equal(recorded, (plain + 1) * 3)
+    site: Any = "keys"
+    for edit, says in (
+        (Edit("key", -1, torch.neg), "edit of block -1: the model has blocks 0 to 2"),
+        (Edit("residual", BLOCKS, torch.neg), "edit of block 3: the model has blocks 0 to 2"),
+        (Edit(site, 0, torch.neg), "edit site 'keys' does not exist; use one of residual, query, key, value, "),
+    ):
+        for run in (seen.residual, seen.trace):
+            assert says in families.refused(run, given, edits=[edit])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_site_that_never_fires_is_named(backend):
+    # As in families whose attention does not go through the registered function (or, in bridges, past the hook points).
+    seen: Any = probes.load(families.model("llama"), backend)
+    module = attention(seen._blocks[1])
+    vars(module)["forward"] = lambda hidden_states, *args, **kwargs: (hidden_states / 2, None)
+    embeddings = seen.embed(IDS)
+    seen.trace(embeddings, edits=[Edit("residual", 1, lambda x: x)])
+    with pytest.raises(RuntimeError, match=r"llama: site '(attention|query)' of block 1 never fired"):
+        seen.trace(embeddings, attention=True)
+    for site in ("query", "key", "value"):
+        with pytest.raises(RuntimeError, match=r"llama: site '\w+' of block 1 never fired"):
+            seen.residual(embeddings, edits=[Edit(site, 1, lambda x: x)])
+    assert seen.parts(1) is None
+
+
+def test_a_bridge_s_hooks_are_measured_with_and_its_folded_weights_refused():
+    bridge: Any = boot(families.model("llama"), "llama")
+    plain = probes.load(bridge)
+    embeddings = plain.embed(IDS)
+    expected = plain.residual(embeddings, edits=[Edit("value", 1, torch.zeros_like)])
+    bridge.blocks[1].attn.v.hook_out.add_hook(lambda tensor, hook: tensor * 0)
+    assert close(probes.load(bridge).residual(embeddings), expected)
+    bridge.enable_compatibility_mode()
+    with pytest.raises(probes.InputError, match="compatibility mode"):
+        probes.load(bridge)
+
+
+DROPPED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "scale": ("gpt2", {"scale_attn_weights": False}, "it scales logits in spite of scale_attn_weights=False"),
+    "cap": ("gemma3_text", {"attn_logit_softcapping": 2.0}, "it reads attn_logit_softcapping=2.0"),
+    "bias": ("gpt_neox", {"attention_bias": False}, "cannot run this gpt_neox"),
+    "hook": ("gpt2", {}, r"its logits are \d.*% off"),
+}
+
+
+@pytest.mark.parametrize("what", DROPPED)
+def test_a_bridge_that_runs_another_model_is_refused_and_transformers_measured(what):
+    name, switch, says = DROPPED[what]
+    model: Any = families.build(families.small(name, **switch), dtype=torch.float64)
+    if what == "hook":
+        attention(blocks(model)[1]).register_forward_hook(lambda module, args, out: (out[0] / 2, out[1]))
+    with pytest.raises(probes.InputError, match=says):
+        probes.load(model, "transformer_lens")
+    if what in ("scale", "cap"):  # one that the caller made
+        bridge = boot(families.model(name), name)
+        for key, value in switch.items():
+            setattr(bridge.original_model.config, key, value)  # type: ignore[union-attr]
+        with pytest.raises(probes.InputError, match=says):
+            probes.load(bridge)
+    seen: Any = probes.load(model)
+    with torch.no_grad():
+        own = model(IDS, use_cache=False).logits
+    assert close(seen.unembed(seen.norm(seen.residual(seen.embed(IDS)))), own)
+
+
+DTYPES: tuple[Any, Any] = ("float64", "bfloat16")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fresh_weights_follow_from_the_seed_alone_in_every_dtype(backend):
+    seen: Any = probes.load(families.model("qwen3"), backend, tokenizer=families.tokenizer(), revision="r1")
+    twin: Any = seen.reinitialized(0)
+    other, *others = (probes.load(families.model("qwen3", seed=9), backend, dtype=d) for d in ("auto", *DTYPES))
+    assert type(twin) is type(seen)
+    assert len({one.identity.weights for one in (twin, seen, seen.reinitialized(1), other)}) == 4
+    torch.manual_seed(77)
+    assert other.reinitialized(0).identity.weights == twin.identity.weights
+    own = {"weights": twin.identity.weights, "initialization": twin.identity.initialization}
+    assert twin.identity == replace(seen.identity, condition="init", **own)
+    assert (twin.spec, twin.tokenizer) == (seen.spec, seen.tokenizer)
+    for dtype, one in zip(DTYPES, (narrow.reinitialized(0) for narrow in others), strict=True):
+        assert str(one.dtype) == f"torch.{dtype}" == f"torch.{one.identity.dtype}"
+        for first, second in zip(twin._model.parameters(), one._model.parameters(), strict=True):
+            assert torch.equal(first.to(second.dtype), second)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("llama", BACKENDS[0]), ("llama, yarn", BACKENDS[0]), ("gemma2", BACKENDS[1]), *(("gpt2", b) for b in BACKENDS)],
+)
+def test_without_positions_attention_sees_tokens_only(name, backend):
+    seen = view(name, backend)
+    twin, rotated = seen.reinitialized(0, positional=False), seen.reinitialized(0)
+    assert twin.identity.condition == "init-nope"
+    embeddings = twin.embed(IDS[:1, :6].repeat(1, 2))  # every token twice, six positions apart
+    assert torch.equal(embeddings[:, :6], embeddings[:, 6:])
+    first = twin.trace(embeddings, attention=True).attention[0]
+    for tensor in (first.query, first.key, first.value):
+        assert close(tensor[:, :, :6], tensor[:, :, 6:])
+    # In block 0, the last position attends to a set: the order of those before it makes no difference.
+    ids, shuffled = IDS[:1, :6], IDS[:1, [3, 0, 4, 2, 1, 5]]
+    for made, alike in ((twin, True), (rotated, False)):
+        before, after = (made.trace(made.embed(x)).residual[1][0, -1] for x in (ids, shuffled))
+        assert close(after, before) == alike
+    if name == "gpt2":  # weights are the same but for the zeroed positions
+        table, bare = (dict(made._model.named_parameters()) for made in (rotated, twin))
+        (zeroed,) = [n for n, p in bare.items() if not torch.equal(p, table[n])]
+        assert not bare[zeroed].any()
+    else:
+        cos, sin = twin.trace(embeddings).rotary[0]
+        assert (cos - (1.1386294 if "yarn" in name else 1)).abs().max() < 1e-5  # its scaling stays: 0.1 ln 4 + 1
+        assert not sin.any()
+    again = twin.reinitialized(0)
+    assert (again.identity.condition, again.identity.weights) == ("init", rotated.identity.weights)

@@ -4,7 +4,7 @@ import families
 import pytest
 import reference
 import torch
-from measured import LAYER_NORM, error, linearized, parts_of, randn
+from measured import LAYER_NORM, drawn_tokens, error, linearized, parts_of, randn
 from torch import Tensor
 
 from probes.models import linear
@@ -21,17 +21,13 @@ ROUNDING = 1e-10
 OWN = {name: 1e-11 if name in LAYER_NORM else 2e-5 for name in families.FAMILIES}
 
 
-def tokens(prompts: int, length: int = LENGTH) -> Tensor:
-    generator = torch.Generator().manual_seed(5)
-    return torch.randint(families.VOCABULARY, (prompts, length), generator=generator)
+def tokens(prompts: int) -> Tensor:
+    return drawn_tokens(prompts, LENGTH)
 
 
-def traced(name: str, prompts: int, length: int = LENGTH) -> tuple[HuggingFaceView, Trace]:
+def traced(name: str, prompts: int) -> tuple[HuggingFaceView, Trace]:
     view = HuggingFaceView(families.model(name, dtype=torch.float64))
-    return view, view.trace(view.embed(tokens(prompts, length)))
-
-
-# ---------------------------------------------------------------------------------------------- against the twin
+    return view, view.trace(view.embed(tokens(prompts)))
 
 
 @pytest.mark.parametrize("name", [*families.FAMILIES, "qwen3_moe, weights of all experts"])
@@ -50,9 +46,6 @@ def test_output_and_slope_are_the_twins_for_several_prompts_rows_and_bands(name,
             before = cotangent.clone()
             assert error(made.vjp(cotangent, first=first), torch.stack(expected)) < ROUNDING
             torch.testing.assert_close(cotangent, before, rtol=0, atol=0)  # what is given stays as it is
-
-
-# ------------------------------------------------------------------------------------- against the model's modules
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -15,12 +17,8 @@ from probes.models.behind import Asked, Row
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SHAPE |= {"intermediate_size": 48, "vocab_size": 64, "pad_token_id": None, "initializer_range": 0.6}
-LONG = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "short_factor": [1.0, 1.1, 1.2, 1.4],
-    "long_factor": [2.0, 5.0, 9.0, 32.0],
-}
+LONG: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4}
+LONG |= {"short_factor": [1.0, 1.1, 1.2, 1.4], "long_factor": [2.0, 5.0, 9.0, 32.0]}
 SHAPE |= {"max_position_embeddings": 128, "original_max_position_embeddings": 32, "rope_parameters": LONG}
 IDS = torch.randint(3, 64, (1, 80), generator=torch.Generator().manual_seed(0))
 # transformers' eager attention takes its softmax, and rotations, in float32; wrong frequencies are off by 0.1 and more.
@@ -71,8 +69,7 @@ def test_longer_texts_are_refused_by_name_unless_asked_for():
     with pytest.raises(InputError, match=r"made for 32; give shorter prompts, or go beyond: --beyond, probes.load"):
         probes.sinks(probes.load(model), IDS)
     assert probes.sinks(probes.load(model, beyond=True), IDS).sizes["position"] == 80
-    again = probes.load(model, beyond=True).reinitialized(0)
-    assert again.spec.max_length is None
+    assert probes.load(model, beyond=True).reinitialized(0).spec.max_length is None
     learned = AutoConfig.for_model("gpt2", n_layer=1, n_embd=16, n_head=2, vocab_size=64, n_positions=32)
     made = AutoModelForCausalLM.from_config(learned)
     with pytest.raises(InputError, match=r"made for 32; give shorter prompts$"):

@@ -16,11 +16,9 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from families import DIFFERENT
-from measured import BACKENDS, EVERY
+from measured import SOME
 from sim import HERE, ONE, OTHER, Simulated
 from toy_runs import MIXED, SMALL, copying
-from transformers import PreTrainedModel
 
 import probes
 from probes.models.pullback import Pace
@@ -36,20 +34,17 @@ LENGTH, PROMPTS = 24, 8
 
 
 @cache
-def tokenizer() -> Any:
-    return probes.load("tiny-llama").tokenizer
-
-
-@cache
 def tokens(prompts: int = PROMPTS, length: int = LENGTH) -> torch.Tensor:
     drawn = torch.from_numpy(np.random.default_rng(4).integers(3, families.VOCABULARY, (prompts, length)))
     drawn[:, 0] = 0
     return drawn
 
 
-def model() -> PreTrainedModel:
-    """A small Llama that reads text."""
-    return families.build(families.small("llama", vocab_size=len(tokenizer()), max_position_embeddings=256))
+def reader(**options: Any) -> Any:
+    """A view of a small Llama that reads text."""
+    tokenizer = probes.load("tiny-llama").tokenizer
+    model = families.build(families.small("llama", vocab_size=len(tokenizer), max_position_embeddings=256))
+    return probes.load(model, tokenizer=tokenizer, **options)
 
 
 def near(found: xr.Dataset, expected: xr.Dataset) -> None:
@@ -61,9 +56,6 @@ def near(found: xr.Dataset, expected: xr.Dataset) -> None:
             np.testing.assert_allclose(found[name].values, there.values, 0, NOISE * most + ZERO, err_msg=str(name))
         else:
             np.testing.assert_array_equal(found[name].values, there.values, err_msg=str(name))
-
-
-# ------------------------------------------------------------------------------------------------------- the simulation
 
 
 def test_a_simulated_device_is_one():
@@ -82,11 +74,11 @@ def test_a_simulated_device_is_one():
         assert not torch.equal(here, there)  # signs are the device's own
 
 
-# --------------------------------------------------------------------------------------------------------- every probe
-
 SKETCH: dict[str, Any] = {"method": "sketch", "products": 8}
 EVICTED: dict[str, Any] = {"evict": (0, 2), "keep": (8,)}
 LEAKS: dict[str, Any] = {"bands": [(9, 16)], "bootstrap": 5}
+SWAP: dict[str, Any] = LEAKS | {"profile_prompts": 1, "products": 8}
+RECALL: dict[str, Any] = {"pairs": 4, "keys": "apart", "digits": 3, "contexts": 2, "candidates": 4}
 PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "jacobian, exact": lambda view: probes.jacobian(view, tokens(1), pathway="all"),
     "jacobian, sketch": lambda view: probes.jacobian(view, tokens(2), **SKETCH, from_layer="all", readout="normed"),
@@ -99,65 +91,31 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "sinks": lambda view: probes.sinks(view, tokens(), keys="all", reacts="mean", effect=2, **EVICTED),
     "trajectory": lambda view: probes.trajectory(view, tokens(), starts=3),
     "leakage": lambda view: probes.leakage(view, tokens(), **LEAKS, fresh=4),
-    "bos_swap": lambda view: probes.bos_swap(view, tokens(), **LEAKS, profile_prompts=1, products=8),
-    "bos_swap, interventions": lambda view: xr.concat(
-        [
-            probes.bos_swap(view, tokens(4), **LEAKS, profile_prompts=1, products=8, replacement=name)
-            for name in ("held-log-z", "constant-sink")
-        ],
-        "replacement",
-        combine_attrs="override",
-    ),
+    "bos_swap": lambda view: probes.bos_swap(view, tokens(4), **SWAP),
+    "bos_swap, log Z": lambda view: probes.bos_swap(view, tokens(4), **SWAP, replacement="held-log-z"),
+    "bos_swap, sink": lambda view: probes.bos_swap(view, tokens(4), **SWAP, replacement="constant-sink"),
     "decode": lambda view: probes.decode(view, tokens(), leakage=False, bootstrap=5, recall=0),
     "inspect": lambda view: probes.inspect(view, "def add(first, second):", **SKETCH, seeds=1),
-    "retrieval": lambda view: probes.retrieval(
-        view,
-        pairs=4,
-        keys="apart",
-        digits=3,
-        contexts=2,
-        candidates=4,
-        mechanism=2,
-        mechanism_depths=2,
-        profile_prompts=1,
-    ),
+    "retrieval": lambda view: probes.retrieval(view, **RECALL, mechanism=2, mechanism_depths=2, profile_prompts=1),
 }
 
 
-def slow_but(quick: Any, cases: Any) -> list[Any]:
-    return [
-        one if one in quick else pytest.param(*(one if isinstance(one, tuple) else [one]), marks=pytest.mark.slow)
-        for one in cases
-    ]
-
-
-FLOAT64 = pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])  # some have none
-QUICK_PROBES = set(PROBES) - {"bos_swap, interventions", "decode"}
-
-
-@FLOAT64
-@pytest.mark.parametrize("probe", slow_but(QUICK_PROBES, PROBES))
+@pytest.mark.parametrize("float64", [True, pytest.param(False, marks=pytest.mark.slow)])  # some devices have none
+@pytest.mark.parametrize("probe", PROBES)
 def test_every_probe_gives_the_cpu_s_numbers(probe, float64):
     """And on the CPU the same bits twice, whatever random numbers the caller draws in between."""
-    expected = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
+    expected = PROBES[probe](reader())
     if not float64:
         torch.rand(1000)
-        again = PROBES[probe](probes.load(model(), tokenizer=tokenizer()))
-        xr.testing.assert_identical(again.drop_attrs(), expected.drop_attrs())
+        xr.testing.assert_identical(PROBES[probe](reader()).drop_attrs(), expected.drop_attrs())
     with Simulated(float64=float64):
-        found = PROBES[probe](probes.load(model(), tokenizer=tokenizer(), device=str(ONE)))
+        found = PROBES[probe](reader(device=str(ONE)))
     assert found.attrs["device"] == str(ONE)
     near(found, expected)
 
 
-QUICK = [("llama", BACKENDS[1]), *((name, BACKENDS[0]) for name in DIFFERENT)]
-
-
-@FLOAT64
-@pytest.mark.parametrize(
-    ("name", "backend"), slow_but(QUICK, [*EVERY, *((name, BACKENDS[0]) for name in families.VARIANTS)])
-)
-def test_every_family_in_both_backends(name, backend, float64):
+@pytest.mark.parametrize(("name", "backend"), SOME)
+def test_every_family(name, backend):
     """A pass, a backward pass and, where blocks can be taken apart, the theory."""
 
     def measured(device: str) -> list[xr.Dataset]:
@@ -166,13 +124,10 @@ def test_every_family_in_both_backends(name, backend, float64):
         return found if view.parts(0) is None else [*found, second_moment(view, tokens(1, 12), attention="measured")]
 
     expected = measured("cpu")
-    with Simulated(float64=float64):
+    with Simulated(float64=False):
         found = measured(str(ONE))
     for one, other in zip(found, expected, strict=True):
         near(one, other)
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
 
 
 def test_what_follows_from_a_device_s_own_memory():
@@ -182,8 +137,7 @@ def test_what_follows_from_a_device_s_own_memory():
         view = probes.load(families.model("llama"), device=str(ONE))
         assert available(ONE) == much
         assert Pace.of(view, 64) == Pace(families.WIDTH, True)
-        assert Spool.beside(ONE)._held == much // GPU_SHARE
-        assert Spool.beside(HERE)._held == HELD
+        assert (Spool.beside(ONE)._held, Spool.beside(HERE)._held) == (much // GPU_SHARE, HELD)
     with Simulated(few):
         assert Pace.of(view, 64) == Pace(1, True)
 
@@ -202,8 +156,6 @@ def test_what_does_not_fit_in_spite_of_that_is_taken_in_smaller_chunks(monkeypat
     assert chunks  # all 64 directions at once did not
     near(found, expected)
 
-
-# ----------------------------------------------------------------------------------------------------------------- toys
 
 RUNS = [*MIXED, copying(architecture=replace(SMALL, positional="rope", norm="rms", feed_forward=True))]
 
