@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from commands import program
+from commands import no_file_larger_than, program
 from sim import Memory
 from torch import Tensor
 
@@ -18,7 +18,7 @@ import probes
 from probes.errors import InputError
 from probes.models.fused import query_blocks
 from probes.models.linear import LinearizedBlock
-from probes.run.memory import Retry, in_parts, share_of, shares
+from probes.run.memory import Retry, aside, in_parts, share_of, shares
 from probes.theory.kernel import second_moment
 
 LENGTH = 96
@@ -130,3 +130,16 @@ resource.setrlimit(resource.RLIMIT_AS, (size + room, resource.RLIM_INFINITY))
 print(0 < available(torch.device("cpu")) <= room < before)
 """
     assert program("-c", script).strip() == "True"
+
+
+def test_what_is_put_aside_comes_back_as_it_was_and_a_full_disk_is_one_line(tmp_path):
+    drawn = torch.randn(4, 300, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    with no_file_larger_than(3000):
+        for tensor in (drawn[:2, 3:9], drawn.T[:100], drawn[0].bfloat16(), torch.ones(1).expand(3, 2)):
+            found = aside(tensor, tmp_path)
+            assert (found.dtype, found.shape, found.requires_grad) == (tensor.dtype, tensor.shape, False)
+            assert found.is_contiguous()
+            assert torch.equal(found, tensor)
+        with pytest.raises(InputError, match=rf"no room for temporary files in '{tmp_path}' \(.*\); make room"):
+            aside(drawn, tmp_path)
+    assert list(tmp_path.iterdir()) == []  # files have no name

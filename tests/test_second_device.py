@@ -23,8 +23,7 @@ from toy_runs import MIXED, SMALL, copying
 import probes
 from probes.models.pullback import Pace
 from probes.models.view import View
-from probes.run.memory import available
-from probes.run.spool import GPU_SHARE, HELD, Spool
+from probes.run.memory import aside, available
 from probes.theory.kernel import second_moment
 from toy.train import train
 
@@ -131,14 +130,15 @@ def test_every_family(name, backend):
 
 
 def test_what_follows_from_a_device_s_own_memory():
-    """Chunks of directions, spools: from what is free there, not here."""
-    few, much = 1 << 20, 1 << 30
+    """Chunks of directions, what is put aside: from what is free there, not here."""
+    few, much = 1 << 20, 1 << 33
     with Simulated(much):
         view = probes.load(families.model("llama"), device=str(ONE))
         assert available(ONE) == much
         assert Pace.of(view, 64) == Pace(families.WIDTH, True)
-        assert (Spool.beside(ONE)._held, Spool.beside(HERE)._held) == (much // GPU_SHARE, HELD)
+        assert aside(torch.ones(2, device=ONE)).device == ONE
     with Simulated(few):
+        assert aside(torch.ones(2, device=ONE)).device == HERE
         assert Pace.of(view, 64) == Pace(1, True)
 
 

@@ -1,9 +1,10 @@
-"""What memory there is, and work in smaller blocks where it runs out (`Retry`)."""
+"""What memory there is, tensors put aside in files, and work in smaller blocks where memory runs out (`Retry`)."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
+from torch import Tensor
 
 from ..errors import InputError
 
@@ -69,6 +71,36 @@ def available(device: torch.device) -> int:
         limit, _ = process.rlimit(psutil.RLIMIT_AS)
         total = total if limit == psutil.RLIM_INFINITY else min(total, limit - process.memory_info().vms)
     return max(0, total)
+
+
+def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:
+    """The numbers of a tensor, contiguous and without history, where they take no memory that others need.
+
+    That is a file without a name, mapped into the machine's memory: the system drops its pages when it needs room, and the
+    file goes with the tensor, in whatever way the process ends. On a GPU a tensor stays while half of the memory is free.
+
+    Args:
+        tensor: any but an empty one.
+        folder: where the file is; the system's folder for temporary files unless given.
+
+    Raises:
+        InputError: there is no room for the file.
+    """
+    tensor, own = tensor.detach().contiguous(), own_memory(tensor.device)
+    if own is not None and available(tensor.device) > own.mem_get_info(tensor.device)[1] // 2:
+        return tensor.clone()  # a slice would keep all that it is a slice of
+    folder = folder or Path(tempfile.gettempdir())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+            file.flush()
+            return torch.from_file(file.name, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(
+            f"no room for temporary files in '{folder}' ({why}); make room, or take fewer prompts"
+        ) from None
 
 
 def out_of_memory(error: BaseException) -> bool:

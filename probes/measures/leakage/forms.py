@@ -6,7 +6,6 @@ Definitions, names and sources are those of `probes.leakage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from ...models.view import Attention, View
 from ...results import statistics
 from ...run.memory import trim
 from ...run.progress import Progress, Tally
-from ...run.spool import Spool
 from ...run.store import Piece, Store
 from .samples import Band, Course, Half, halves_of, lag_means_of, sampled
 
@@ -65,26 +63,24 @@ def splits(
     report, longest = Tally(progress, model.spec.blocks), max(last + 1 - first for first, last in bands)
     # Heads that are taken together, so that what is held stays below `NUMBERS_AT_ONCE` where one head's does.
     heads = max(1, NUMBERS_AT_ONCE // (len(tokens) * longest * (len(OF_LAGS) * len(lags) + len(OF_QUERIES))))
-    with ExitStack() as ends:
-        streams, held = (ends.enter_context(closing(Spool.beside(model.device, pieces.folder))) for _ in range(2))
-        ahead, course = iter(range(model.spec.blocks)), list[Course]()
+    ahead, course = iter(range(model.spec.blocks)), list[Course]()
 
-        def measured(layer: int) -> Piece:
-            """A block's forms; the blocks before it that nobody asks this process for are passed."""
-            if not course:
-                course.append(Course(model, tokens, streams, held))
-            for at in ahead:
-                if at == layer:
-                    break
-                for _ in course[0].through(at):
-                    pass
-                report()
-            found = [split(halves, bands, lags, drawn) for halves in course[0].attention(layer, heads)]
-            trim()
+    def measured(layer: int) -> Piece:
+        """A block's forms; the blocks before it that nobody asks this process for are passed."""
+        if not course:
+            course.append(Course(model, tokens, pieces.folder))
+        for at in ahead:
+            if at == layer:
+                break
+            for _ in course[0].through(at):
+                pass
             report()
-            return {name: torch.cat([some[name] for some in found], 2).numpy() for name in found[0]}
+        found = [split(halves, bands, lags, drawn) for halves in course[0].attention(layer, heads)]
+        trim()
+        report()
+        return {name: torch.cat([some[name] for some in found], 2).numpy() for name in found[0]}
 
-        blocks = list(pieces.each("leakage", model.spec.blocks, measured))
+    blocks = list(pieces.each("leakage", model.spec.blocks, measured))
     report.finish()
     found = {name: np.stack([block[name] for block in blocks], 2) for name in blocks[0]}
     if not all(np.isfinite(values).all() for values in found.values()):

@@ -1,16 +1,17 @@
 """What leakage needs of attention: a block's logits of all prompts, made Toeplitz in the mean.
 
 All prompts go through one block before the next, a chunk at a time, because means over half of the prompts are subtracted
-from each prompt's logits. Their streams, and queries and keys of one block, wait in files (`probes.run.spool`). A few heads
-of a block are read and sampled together: memory holds their queries and keys, and patterns of a few prompts.
+from each prompt's logits. Their streams, and queries and keys of one block, wait in files (`probes.run.memory.aside`). A few
+heads of a block are read and sampled together: memory holds their queries and keys, and patterns of a few prompts.
 
 Definitions, names and sources are those of `probes.leakage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from ...errors import InputError
 from ...models.view import Attention, View
+from ...run.memory import aside
 from ...run.precision import double, total
 from ..attention import normalizers, part_of
 
@@ -45,30 +47,27 @@ class Course:
     Args:
         model: any view.
         tokens: the prompts.
-        streams, held: where streams, and one block's attention, are put aside.
+        folder: where their streams, and one block's attention, wait in files.
     """
 
-    def __init__(
-        self,
-        model: View,
-        tokens: Int[Tensor, "prompt position"],
-        streams: MutableMapping[Any, Tensor],
-        held: MutableMapping[Any, Tensor],
-    ) -> None:
-        self._model, self._streams, self._held = model, streams, held
+    def __init__(self, model: View, tokens: Int[Tensor, "prompt position"], folder: Path | None) -> None:
+        self._model, self._folder = model, folder
+        self._streams, self._held = dict[tuple[int, int], Tensor](), dict[Any, Tensor]()
         size = max(1, TOKENS_AT_ONCE // tokens.shape[1])
         for half, prompts in enumerate(halves_of(len(tokens))):
             for n, chunk in enumerate(tokens[prompts].split(size)):
-                streams[half, n] = torch.cat([model.embed(prompt[None]) for prompt in chunk])
-        self._blocks = model.trace(streams[0, 0][:1]).blocks
+                stream = torch.cat([model.embed(prompt[None]) for prompt in chunk])
+                self._streams[half, n] = aside(stream, folder)
+        self._device, self._blocks = stream.device, model.trace(stream[:1]).blocks
 
     @torch.no_grad()
     def through(self, layer: int) -> Iterator[tuple[tuple[int, int], Attention]]:
         """Run a chunk after the other through a block, watched whoever needs it: kernels differ in their last digits."""
-        seen: list[Attention] = []
+        seen, device = list[Attention](), self._device
         for at in list(self._streams):
             with self._model.watching(lambda _, attention: seen.append(attention)):
-                self._streams[at] = self._blocks[layer](self._streams[at])
+                stream = self._blocks[layer](self._streams[at].to(device))
+            self._streams[at], self._device = aside(stream, self._folder), stream.device
             yield at, seen.pop()
 
     @torch.no_grad()
@@ -85,7 +84,8 @@ class Course:
             starts = range(0, count, count if attention.reweigh else size)
             for start in starts:
                 for name in HELD:
-                    self._held[at, start, name] = getattr(attention, name)[:, start : start + starts.step]
+                    some = getattr(attention, name)[:, start : start + starts.step]
+                    self._held[at, start, name] = aside(some, self._folder)
             last = [attention]
         for start in starts:
             like = part_of(last[0], heads=slice(start, start + starts.step))
@@ -93,7 +93,8 @@ class Course:
 
     def _of_half(self, half: int, start: int, like: Attention) -> Attention:
         chunks = [at for at in self._streams if at[0] == half]
-        parts = {name: torch.cat([self._held[at, start, name] for at in chunks]) for name in HELD}
+        device = like.query.device
+        parts = {name: torch.cat([self._held[at, start, name] for at in chunks]).to(device) for name in HELD}
         nothing = parts["key"].new_full((1,), float("nan"))  # cannot be mistaken for a value
         return replace(like, **parts, value=nothing.expand_as(parts["key"]))
 
