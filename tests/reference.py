@@ -37,11 +37,6 @@ def ushape(curve: list[float]) -> dict[str, float]:
     }
 
 
-def ranks(values: list[float]) -> list[float]:
-    """1 for the smallest; of equal values each gets the mean of their places."""
-    return [1 + sum(w < v for w in values) + (sum(w == v for w in values) - 1) / 2 for v in values]
-
-
 def looks_at(i: int, j: int, window: int | None, prefix: int | None) -> bool:
     """Whether query i sees key j: any of the first `prefix` keys; else itself and the `window - 1` keys before it."""
     if prefix is not None and j < prefix:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from typing import Any
 
@@ -24,12 +23,10 @@ from probes.measures.bos_swap import bos_swap as checked_bos_swap
 from probes.measures.bos_swap.compute import removed
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
-from probes.measures.trajectory import trajectory
 from probes.models import swap as swap_module
 from probes.models.swap import mean_embedding, parse_replacement, swapped
 
 bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages
-KINDS: list[Any] = [0, 17, "mean", "zero", "random"]
 LENGTH = 24
 SMALL: dict[str, Any] = {"bootstrap": 20, "profile_prompts": 2, "products": 16, "lags": (1, 2, 3)}
 
@@ -38,16 +35,7 @@ def some_tokens(prompts: int = 4, length: int = LENGTH, first: int | None = 0) -
     return drawn_tokens(prompts, length, least=3, first=first)
 
 
-def everything(ds: xr.Dataset) -> dict[str, np.ndarray]:
-    return {str(name): variable.values for name, variable in ds.data_vars.items() if name != "tokens"}
-
-
-# ------------------------------------------------------------------------------------------------------ what is swapped
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"), [("gpt2", "transformer_lens"), ("gpt2", "transformers"), ("gemma", "transformers")]
-)
+@pytest.mark.parametrize(("name", "backend"), [("gpt2", "transformer_lens"), ("gemma", "transformers")])
 def test_mean_is_over_every_token_at_position_0_however_they_are_cut(name, backend, monkeypatch):
     model = view(name, backend)
     every = torch.stack([model.embed(torch.tensor([[i]]))[0, 0].double() for i in range(VOCABULARY)])
@@ -64,36 +52,16 @@ def test_random_vectors_have_the_norm_of_what_they_replace():
     own = model.embed(tokens)[:, 0]
     found = swapped(model, "random", seed=3).embed(tokens)[:, 0]
     torch.testing.assert_close(found.norm(dim=-1), own.norm(dim=-1))
-    directions = torch.nn.functional.normalize(found, dim=-1)
+    directions = functional.normalize(found, dim=-1)
     torch.testing.assert_close(directions, directions[:1].expand_as(directions))  # in whatever company
-    assert torch.equal(found, swapped(model, "random", seed=3).embed(tokens)[:, 0])
     assert torch.equal(found[2:3], swapped(model, "random", seed=3).embed(tokens[2:3])[:, 0])
     assert not torch.equal(found, swapped(model, "random", seed=4).embed(tokens)[:, 0])
 
 
-# ---------------------------------------------------------------------------------------------------------- as a view
-
-
-@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
-def test_probes_run_on_it_as_on_prompts_with_that_token(name):
-    model, tokens, other = view(name, dtype="float64"), some_tokens(2, 12), some_tokens(2, 12, first=17)
-    seen = swapped(model, 17)
-    found, expected = (probes.jacobian(m, t, engine="parts") for m, t in ((seen, tokens), (model, other)))
-    assert np.array_equal(found.sensitivity, expected.sensitivity)
-    options: dict[str, Any] = {"attention": "measured", "score_path": True}
-    found, expected = (probes.theory.second_moment(m, t, **options) for m, t in ((seen, tokens), (model, other)))
-    assert np.array_equal(found.sensitivity, expected.sensitivity)
-    assert np.array_equal(sinks(seen, tokens).alpha, sinks(model, other).alpha)
-    assert (trajectory(seen, tokens, starts=3).later_difference == 0).all()
-
-
-# ----------------------------------------------------------------------------------------------------- before and after
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_a_token_for_itself_changes_no_number(name):
+def test_a_token_for_itself_changes_no_number():
     """Resampled apart, a change of nothing would have an interval as wide as the loss's own spread between prompts."""
-    found = everything(bos_swap(view(name), some_tokens(7), replacement=0, **SMALL))  # halves of unequal size
+    ds = bos_swap(view("llama"), some_tokens(7), replacement=0, **SMALL)  # halves of unequal size
+    found = {str(name): variable.values for name, variable in ds.drop_vars("tokens").items()}
     for one, values in found.items():
         if one.startswith("removed") or "change" in one:
             finite = values[~np.isnan(values)]
@@ -104,12 +72,9 @@ def test_a_token_for_itself_changes_no_number(name):
     assert np.isnan(found["loss_change"]).sum() == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [("llama", "transformers"), pytest.param("gpt2", "transformer_lens", marks=pytest.mark.slow)]
-)
-def test_before_and_after_are_what_the_probes_say(name, backend, monkeypatch):
+def test_before_and_after_are_what_the_probes_say(monkeypatch):
     monkeypatch.setattr(consequences, "LOGITS_AT_ONCE", 5 * VOCABULARY)  # 23 predictions in pieces of 5
-    model, tokens = view(name, backend), some_tokens(6)
+    model, tokens = view("llama"), some_tokens(6)
     found = bos_swap(model, tokens, replacement="mean", seed=3, **SMALL)
     given = {"lags": (1, 2, 3), "bootstrap": 20, "seed": 3}
     residual = {}
@@ -144,15 +109,11 @@ def test_before_and_after_are_what_the_probes_say(name, backend, monkeypatch):
     assert ((low <= found.loss_change[:-1]) & (found.loss_change[:-1] <= high)).mean() > 0.8
     ratio = 1 - residual["after"] / residual["before"]
     np.testing.assert_allclose(found.removed_of_model, np.where(residual["before"] > 0, ratio, np.nan))
-    expected = {
-        "sink rate, after": sink.sink_rate.mean(),
-        "loss, change (nat)": found.loss_after[1:].mean() - found.loss_before[1:].mean(),
-        "residual component removed, the constant sink left in": ratio[0],
-    }
-    headlines = {number.name: number for number in numbers(MEASURE, found)}
+    expected = {"sink rate, after": sink.sink_rate.mean(), "loss, change (nat)": found.loss_change[1:-1].mean()}
+    expected["residual component removed, the constant sink left in"] = ratio[0]
+    headlines = {number.name: number.interval.value for number in numbers(MEASURE, found)}
     for name, value in expected.items():
-        assert headlines[name].where.startswith("mean")
-        assert headlines[name].interval.value == pytest.approx(float(value), rel=1e-5)
+        assert headlines[name] == pytest.approx(float(value), rel=1e-5)
     effects = MEASURE.tables({"ape": found})[0]
     assert float(effects.rows[0][2]) == pytest.approx(float(found.sink_rate_before.mean()), abs=5e-4)
 
@@ -164,58 +125,39 @@ def test_fraction_removed_by_hand():
     np.testing.assert_allclose(estimate, [0.5, 0, math.nan, 0.8, -2])
     np.testing.assert_allclose(low, [0.5, 0, math.nan, -math.inf, -2])  # half of the resamples have nothing to remove
     np.testing.assert_allclose(high, [0.5, 0, math.nan, math.inf, -2])
-    one = removed(before[:1], after[:1])
-    np.testing.assert_allclose(one[0], estimate)
-    assert np.isnan(one[1]).all()
-    unchanged = removed(before, before)
-    assert all((part == 0).all() for part in unchanged)
+    assert np.isnan(removed(before[:1], after[:1])[1]).all()
+    assert all((part == 0).all() for part in removed(before, before))
 
 
 def test_result_is_complete(tmp_path):
-    model, tokens = view("mistral"), some_tokens()
-    calls: list[tuple[float, float]] = []
-    found = bos_swap(
-        model, tokens, replacement="zero", progress=lambda done, total: calls.append((done, total)), **SMALL
-    )
+    model, tokens, done = view("mistral"), some_tokens(), []
+    found = bos_swap(model, tokens, replacement="zero", progress=lambda *at: done.append(at), **SMALL)
     assert found.attrs["replacement"] == "zero"
-    assert json.loads(found.attrs["options"])["lags"] == [1, 2, 3]
     assert found.band.values.tolist() == ["4-23"]
-    done = [x for x, _ in calls]
     assert done == sorted(done)
-    assert calls[-1] == (1.0, 1.0)
-    assert len({round(x, 2) for x in done}) > 10
+    assert done[-1] == (1.0, 1.0)
     complete(found, tmp_path / "found.nc")
     plain = bos_swap(model, tokens, replacement="zero", **(SMALL | {"bootstrap": 0}))
     assert not [name for name in plain if str(name).endswith(("_low", "_high"))]
-    xr.testing.assert_allclose(plain.leakage_change, found.leakage_change, rtol=1e-9, atol=1e-12)
     both = bos_swap(model, tokens, replacement=["zero", "without-0@1"], **SMALL)  # the model as it is, measured once
     alone = bos_swap(model, tokens, replacement="without-0@1", **SMALL)
     for name, single in (("zero", found), ("without-0@1", alone)):
         xr.testing.assert_identical(both.sel(replacement=name, drop=True).drop_attrs(), single.drop_attrs())
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_bad_replacements_and_options_are_refused():
-    assert [parse_replacement(value) for value in ("mean", "zero", "random", "0", "17")] == [*KINDS[2:], 0, 17]
-    for value in ("", "Mean", "-1", "1.5", "1_0", "bos", "²"):
+    assert [parse_replacement(value) for value in ("mean", "drawn", "0", "17")] == ["mean", "drawn", 0, 17]
+    model, tokens = view("llama"), some_tokens()
+    for value in ("", "Mean", "-1", "1.5", "²"):
         with refused(f"replacement '{value}'", "mean, zero, random, drawn or a token id"):
             parse_replacement(value)
-    model, tokens = view("llama"), some_tokens()
-    for wrong in (-1, VOCABULARY):
-        with refused(f"replacement id {wrong} ", f"0 to {VOCABULARY - 1}"):
-            swapped(model, wrong)
     other: Any
-    for other in (True, False, None, 1.0, "median", ""):
-        with refused(f"replacement '{other}'", "mean, zero, random, drawn or a token id"):
+    for other, says in ((-1, "id -1 "), (VOCABULARY, f"id {VOCABULARY} "), (True, "'True'"), (1.0, "'1.0'")):
+        with refused(f"replacement {says}"):
             swapped(model, other)
-    with refused("replacement 'no'"):
-        bos_swap(model, tokens, replacement="no")
-    for chosen in ([], ["mean", 17, "17"]):
-        with refused("give one or more, each once"):
-            bos_swap(model, tokens, replacement=chosen)
-    for name, value in (("bootstrap", 1.5), ("seed", -1), ("profile_prompts", -1), ("products", 1), ("products", True)):
+    with refused("give one or more, each once"):
+        bos_swap(model, tokens, replacement=["mean", 17, "17"])
+    for name, value in (("bootstrap", 1.5), ("seed", -1), ("products", 1), ("recall", True)):
         with refused(f"{name}={value} "):
             bos_swap(model, tokens, **{name: value})

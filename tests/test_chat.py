@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import families
@@ -10,7 +11,6 @@ import pytest
 from commands import call
 
 import probes
-from probes.cli import main as cli
 from probes.data.chat import conversations, named, rendered
 from probes.data.prompts import draw, prompts
 from probes.errors import InputError
@@ -39,23 +39,19 @@ def model() -> Any:
 
 
 def test_what_a_chat_may_be(tmp_path):
-    assert conversations("w3 w4 w5") == [[{"role": "user", "content": "w3 w4 w5"}]]
-    assert conversations(ASKED) == [ASKED]
+    assert conversations("w3 w4 w5") == [ASKED]
     assert conversations([ASKED, ANSWERED]) == [ASKED, ANSWERED]
     for name, held in (("one.json", ANSWERED), ("several.json", [ASKED, LONG]), ("no-ending", [ASKED])):
         (tmp_path / name).write_text(json.dumps(held), encoding="utf-8")
         expected = held if isinstance(held[0], list) else [held]
         assert conversations(str(tmp_path / name)) == conversations(tmp_path / name) == expected
-    assert named("why " * 50) == "chat 'why why why why why why why why why why why why why why w...'"
-    assert named(tmp_path / "one.json") == f"chat '{tmp_path / 'one.json'}'"
+    assert named("why " * 50) == f"chat '{'why ' * 14}w...'"
 
 
 def test_the_model_s_template_writes_the_prompt(model):
     assert rendered(model, [ASKED, ANSWERED]) == ["<s> w3 w4 w5 </s> <s> w99", "<s> w3 w4 w5 </s> <s> w6 </s> "]
     tokens = prompts(model, chat=ASKED[0]["content"])
     assert tokens.tolist() == [[0, 3, 4, 5, 1, 0, 99]]  # one BOS, the template's own
-    template: Any = model.tokenizer.apply_chat_template
-    assert tokens[0].tolist() == template(ASKED, add_generation_prompt=True, return_dict=False)
 
 
 def test_as_many_as_asked_for_and_as_long_as_they_all_are(model):
@@ -64,21 +60,17 @@ def test_as_many_as_asked_for_and_as_long_as_they_all_are(model):
 
     both = drawn(2, 100)
     assert both.tokens.tolist() == [[0, *range(10, 17)], [0, 3, 4, 5, 1, 0, 6, 1]]  # the shortest is left out
-    assert both.remarks == (
-        "in-memory llama: chat from Python gives 2 prompts of 8 tokens, instead of 2 of 100; "
-        "more or longer conversations give more",
-    )
+    assert "chat from Python gives 2 prompts of 8 tokens, instead of 2 of 100; more or" in both.remarks[0]
+    assert both.attributes == {"text_source": "chat from Python", "first_policy": "chat template", "first_id": 0}
     assert drawn(3, 5).tokens.tolist() == [[0, 3, 4, 5, 1], [0, 10, 11, 12, 13], [0, 3, 4, 5, 1]]
     assert drawn(3, 5).remarks == ()
     assert "gives 3 prompts of 7 tokens, instead of 9 of 7;" in drawn(9, 7).remarks[0]
     assert drawn(1, 100).tokens.shape == (1, 34)
-    assert both.attributes == {"text_source": "chat from Python", "first_policy": "chat template", "first_id": 0}
 
 
 @pytest.mark.parametrize(
     ("chat", "says"),
     [
-        ("", "the chat's question is empty"),
         ("gone.json", "chat 'gone.json' does not exist; give a JSON file of conversations, or a question"),
         ([], "holds no conversations"),
         ([ASKED, [{"role": "user"}]], "conversation 2 of chat from Python is no list of"),
@@ -93,13 +85,12 @@ def test_bad_chats_are_refused(model, chat, says, unchecked):
 
 
 def test_files_models_and_options_that_do_not_go_with_a_chat(model, tmp_path):
-    for content in (b"{", b"7", b'"w3"', b"[[1]]", b"\xff\xfe", b"[" * 100_000):
-        (tmp_path / "chat.json").write_bytes(content)
-        with pytest.raises(InputError, match=r"chat\.json' (cannot be read|holds no|is no list)"):
-            conversations(str(tmp_path / "chat.json"))
+    (tmp_path / "chat.json").write_bytes(b"{")
+    with pytest.raises(InputError, match=r"chat\.json' cannot be read"):
+        conversations(str(tmp_path / "chat.json"))
     with pytest.raises(InputError, match="in-memory llama has no chat template; give plain text instead"):
         prompts(probes.load(families.model("llama"), tokenizer=families.tokenizer()), chat="w3")
-    wrong: list[dict[str, Any]] = [{"text": "t.txt"}, {"dataset": "a/b"}, {"first": "bos"}, {"first": 3}]
+    wrong: list[dict[str, Any]] = [{"text": "t.txt"}, {"first": "bos"}]
     for given in wrong:
         with pytest.raises(InputError, match=r"give one of them|leave it out"):
             prompts(model, chat="w3", **given)
@@ -109,13 +100,9 @@ def test_files_models_and_options_that_do_not_go_with_a_chat(model, tmp_path):
     ("command", "option"), [("jacobian", "--dataset"), ("inspect", "--chat"), ("report", "--text")]
 )
 def test_a_file_that_is_not_there_is_refused_before_a_model_is_read(tmp_path, monkeypatch, capfd, command, option):
-    read: list[str] = []
-    monkeypatch.setattr("probes.models.load.find", lambda source, *_: read.append(source))
+    monkeypatch.setattr("probes.models.load.find", lambda *_: pytest.fail("a model is read"))
     (tmp_path / "ape").mkdir()
     words = [command, str(tmp_path / "ape"), option, str(tmp_path / "gone.json"), "--out", str(tmp_path / "out")]
-    assert call(monkeypatch, *words) == cli.BAD_INPUT
-    shown = capfd.readouterr().err
-    assert "gone.json' does not exist" in shown
-    assert shown.count("\n") == 1
-    assert read == []
+    assert call(monkeypatch, *words) == 2
+    assert re.fullmatch(r"[^\n]*gone.json' does not exist[^\n]*\n", capfd.readouterr().err)
     assert not (tmp_path / "out").exists()

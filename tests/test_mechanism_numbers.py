@@ -73,7 +73,7 @@ def test_explained_variance_is_of_couples_left_out():
     assert np.isfinite(numbers.explained(ds)[", more with the pair's sensitivity"].value)
 
 
-def test_statements_find_what_is_there_and_nothing_where_there_is_nothing():
+def test_statements_find_what_is_there_and_have_no_interval_from_few_couples():
     draw = np.random.default_rng(2)
     auc, more = "AUC of the pair's sensitivity for exact answers", "more with the pair's sensitivity"
     explained, distance = f"variance of log p explained by log distance, {more}", "gain with log distance"
@@ -85,9 +85,6 @@ def test_statements_find_what_is_there_and_nothing_where_there_is_nothing():
     assert profile.value == pytest.approx(spearman(ds["gain"].mean("context"), np.arange(10)))
     assert said[auc].low > 0.5
     assert said[explained].low > 0
-    said = numbers.statements(result(draw, couples=60, strength=0.0, distance=0.0))
-    assert 0.35 < said[auc].low < 0.5 < said[auc].high < 0.65
-    assert -0.02 < said[explained].low < said[explained].high < 0.02
     two = numbers.statements(result(draw, couples=2))
     assert all(np.isnan([one.low, one.high]).all() for one in two.values())
     assert "rank correlation over depth of gain with the profile at initialization" not in two
