@@ -1,6 +1,6 @@
 """Options of commands as fields of dataclasses: each is declared once, with its help, and typed.
 
-`probes.cli.command` makes the command line of them. A measure's own options are such a dataclass in its file; those that
+`probes.cli.measures` makes the command line of them. A measure's own options are such a dataclass in its file; those that
 all measures share, which prompts are drawn and how models are loaded, are here.
 """
 

@@ -11,8 +11,8 @@ import typer
 from commands import call
 from typer.main import get_command
 
-from probes.cli.command import command
 from probes.cli.main import app
+from probes.cli.measures import command
 from probes.cli.training import Pretraining
 from probes.measure import measure, questions
 from probes.options import Loading, Options, Prompts, option

@@ -11,8 +11,8 @@ import typer
 
 from ..errors import InputError
 from ..options import Loading, Prompts, argument, flag, initialization, option
-from .command import command
 from .console import given, print_report, print_table, print_written, progress, remark
+from .measures import command
 
 TOYS = "What do small transformers that are trained here do, in which one ingredient can be changed at a time?"
 

@@ -10,8 +10,8 @@ import typer
 from toy.recipes import Pretraining
 
 from ..options import MOST_PRODUCTS, MOST_SEEDS, argument, flag, option
-from .command import command
 from .console import given, print_lines, print_table, print_written, progress, remark
+from .measures import command
 
 Out = Annotated[Path, typer.Option(help="Folder for results, figure and table; unfinished work there is continued.")]
 OneDevice = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: cuda if there is one.")]
