@@ -1,4 +1,4 @@
-"""Experiment exchanges: circles, dates of exchanges and losses against slow twins, chance, the rules both ways."""
+"""Experiment exchanges: circles, dates of exchanges and losses against slow twins, chance."""
 
 import math
 from types import SimpleNamespace
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import reference_toys
 import torch
-from tiny_runs import changed, claims, made_up, put, questioned, verdicts
 
 from toy.experiments import exchanges as module
 from toy.experiments.exchanges import Exchange, Settings, circle, exchanges, on_fresh, passing
@@ -120,63 +119,3 @@ def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     assert found["picked"].tolist() == [0.25, 1]
     np.testing.assert_allclose(found["loss"], 1)
     assert found["passing"][0].tolist() == [1, 1, 1, 3, 1, 1, 1]
-
-
-@pytest.fixture(scope="module")
-def everything():
-    """A result in which all statements hold."""
-    s = Settings(seeds=3)
-    coords: dict[str, Any] = {
-        "residual": ["off", "on"], "learning_rate": [0.01, 0.1], "schedule": ["constant", "cosine"], "seed": range(3),
-        "table": list(module.TABLES), "point": [5000, 10_000], "who": ["the two", "others"], "lag": [-100, -50, 0, 50, 100],
-    }  # fmt: skip
-    dims = "residual learning_rate schedule seed"
-    seeds = np.array([0.001, 0.002, 0.003])
-    return made_up(
-        coords,
-        s,
-        roundness=(f"{dims} table point", (0.02 + seeds)[:, None, None]),
-        gap_spread=(f"{dims} table point", np.array([0.08, 0.05])[:, None, None, None] + seeds[:, None, None]),
-        rate=(f"{dims} table", np.array([100, 50])[:, None, None] + seeds[:, None]),
-        spikes=(dims, 3 + 0 * seeds),
-        spiked=(dims, 0.9 + seeds),
-        spiked_chance=(dims, 0.1 + seeds / 2),
-        loss=(f"{dims} point", 1 + seeds[:, None]),
-        picked=(f"{dims} point", 0.9 + seeds[:, None]),
-        passing=(f"{dims} who lag", np.array([1.0, 1.0, 1.5, 1.0, 1.0]) + seeds[:, None, None]),
-    )
-
-
-def test_all_statements_hold_where_they_do(everything):
-    found = verdicts("exchanges", everything, prefix="liu4-exchanges-")
-    assert [name for name, holds in found.items() if holds is not True] == []
-    assert len(found) == 7
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "fails"),
-    [
-        ("roundness", lambda x: x + 0.5, {"circle", "circle-of-embeddings"}),
-        ("rate", lambda x: x * [-1, 1], {"change-places"}),
-        ("rate", lambda x: x[:, :, ::-1], {"decay-fewer-exchanges"}),
-        ("spiked_chance", lambda x: x + 0.9, {"at-spikes"}),
-        ("gap_spread", lambda x: x[:, :, :1] + 0 * x, {"decay-more-even"}),
-    ],
-)
-def test_statements_fail_where_they_do_not_hold(everything, name, change, fails):
-    assert questioned("exchanges", changed(everything, name, change), "liu4-exchanges-") == fails
-
-
-def test_toys_blind_to_order_are_not_judged(everything):
-    """Toys at the constant rate of 0.1 know the order in one of two settings, then in none."""
-    one = changed(everything, "picked", put(0, 1, 0, to=0.4))  # without residual stream, at the constant rate of 0.1
-    found = claims("exchanges", one)
-    assert {claim.verdict for claim in found} == {"holds"}
-    assert found[0].measured.startswith("on 0.022")
-    none = claims("exchanges", changed(one, "picked", put(slice(None), 1, 0, to=0.4)))
-    assert {claim.verdict for claim in none} == {"not trained"}
-
-
-def test_other_settings_are_not_judged(everything):
-    slow = verdicts("exchanges", everything.sel(learning_rate=[0.01]), prefix="liu4-exchanges-")
-    assert set(slow.values()) == {None}
