@@ -1,4 +1,4 @@
-"""Slow twins of the toys: a pass, what the best reader could know, sequences, walks; and of pretraining's bigram loss."""
+"""Slow twins of the toys: a pass, what the best reader could know, walks; and of pretraining's bigram loss."""
 
 from __future__ import annotations
 
@@ -92,24 +92,6 @@ def best_reader(vocabulary: int, length: int, target: int, last_apart: bool) -> 
         seen.setdefault(known, [0] * vocabulary)[tokens[target]] += 1
     total = sum(sum(counts) for counts in seen.values())
     return sum(n * math.log(sum(counts) / n) for counts in seen.values() for n in counts if n) / total
-
-
-# ------------------------------------------------------------------------------------------ sequences of toys (toy.tasks)
-
-
-def in_context_sequence(
-    means: list[list[float]], labels: list[list[float]], label_of: list[int], noise: list[list[float]], eps: float
-) -> list[list[float]]:
-    """[Wu]'s sequence, item by item: `(mu + eps eta) / sqrt(1 + eps^2)`, its label's vector, ..., the query without one.
-
-    `means` and `label_of` are those of each item's class, the query's last; `noise` is eta.
-    """
-    found = []
-    for n, (mean, eta) in enumerate(zip(means, noise, strict=True)):
-        found.append([(m + eps * e) / math.sqrt(1 + eps * eps) for m, e in zip(mean, eta, strict=True)])
-        if n < len(means) - 1:
-            found.append(list(labels[label_of[n]]))
-    return found
 
 
 # ------------------------------------------------------------------------- toys: the token before the last, and rollouts

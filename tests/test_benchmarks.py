@@ -10,34 +10,28 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-NAMES = ("common", "run", "jacobian", "sinks", "toys", "costs")
 
 
-@pytest.fixture(autouse=True)
-def _on_the_path(monkeypatch):
-    """Their modules import each other by their bare names, as scripts of one folder do; none of these names stays."""
+@pytest.fixture
+def module(monkeypatch):
+    """Imports a script; they import each other by their bare names, as scripts of one folder do, and none of these stays."""
     monkeypatch.syspath_prepend(str(FOLDER))
     before, threads = set(sys.modules), torch.get_num_threads()
-    yield
+    yield importlib.import_module
     torch.set_num_threads(threads)
-    for name in set(NAMES) & (set(sys.modules) - before):
+    for name in {"common", "jacobian", "sinks"} & (set(sys.modules) - before):
         del sys.modules[name]
 
 
-def module(name):
-    return importlib.import_module(name)
-
-
-def test_all_ways_to_the_jacobian_give_its_norms():
+def test_all_ways_to_the_jacobian_give_its_norms(module):
     common, jacobian = module("common"), module("jacobian")
     calls = jacobian.contenders(common.llama(64, 2, heads=2), common.random_tokens(12))
     exact = calls.pop(jacobian.EXACT)()
-    assert (exact > 0).all()
     for name, call in calls.items():
         np.testing.assert_allclose(call(), exact, rtol=1e-5, err_msg=name)  # float32; 64 products are all directions
 
 
-def test_all_ways_to_sinks_give_one_alpha():
+def test_all_ways_to_sinks_give_one_alpha(module):
     common, sinks = module("common"), module("sinks")
     model, tokens = common.llama(48, 2, heads=2), common.random_tokens(24)
     with torch.no_grad():
@@ -47,24 +41,21 @@ def test_all_ways_to_sinks_give_one_alpha():
         torch.testing.assert_close(alpha.double(), alphas["eager"].double(), atol=1e-6, rtol=0, msg=name)  # float32
 
 
-def test_turns_alternate_and_ratios_are_those_of_rounds():
+def test_turns_alternate_and_ratios_are_those_of_rounds(module):
     common, order = module("common"), []
     seconds = common.turns({name: lambda name=name: order.append(name) for name in "ab"}, 2, clock=lambda: len(order))
     assert order == ["a", "b"] * 2
     assert seconds == {"a": [1, 1], "b": [1, 1]}
-    # The machine was four times slower in the second round; the ratio of every round is 2.
     assert common.ratio([2.0, 8.0, 2.0], [1.0, 4.0, 1.0]) == "2 (2 to 2)"
     assert common.spread([2.0, 8.0, 3.0]) == "3 (2.5 to 5.5)"
     assert common.spread([12345.0]) == "12,345"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read from /proc")
-def test_memory_is_the_peak_above_what_was_there():
-    common, before = module("common"), torch.ones(1 << 22)  # 16 MiB that are there already
-    total, peak = common.peak_of(lambda: float(torch.ones(1 << 24).sum()))  # 64 MiB
+def test_memory_is_the_peak_above_what_was_there(module):
+    total, peak = module("common").peak_of(lambda: float(torch.ones(1 << 24).sum()))  # 64 MiB
     assert total == 1 << 24
-    assert 56 * common.MIB < peak < 96 * common.MIB
-    assert before.sum() > 0
+    assert 56 << 20 < peak < 96 << 20
 
 
 @pytest.mark.slow

@@ -20,9 +20,8 @@ from made_toys import MATCHED as SMALL
 from probes.data.prompts import prompts
 from probes.errors import InputError
 from probes.loop import run as measured_by
-from probes.measures.agreement import agreement, shape
+from probes.measures.agreement import agreement, shape, taken_at
 from probes.measures.jacobian import jacobian
-from probes.measures.sinks import sinks
 from probes.models.load import load
 from probes.models.strength import frequencies, strength
 from probes.options import Prompts
@@ -31,11 +30,11 @@ from toy import match as layout
 from toy.match import MEASURE, Options, match
 from toy.match_result import (
     MATCHED,
-    STATES,
     clean,
     judged,
     others_of,
     points_of,
+    profiles,
     samples,
     sentences,
     tables,
@@ -75,25 +74,17 @@ def done(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def test_files_and_the_layout_that_the_module_states(done):
     out, results = done
     assert listed(out) == ["match-ape.nc", "match-bee.nc", "match.md", "match.png", "match.svg"]
-    assert "Which ingredient makes which feature" in (out / "match.md").read_text(encoding="utf-8")
     for name, ds in results.items():
         ablations = ["no residual", "no causal mask", "no positions", *(["no window"] if name == "bee" else [])]
         assert list(ds.variant.values) == ["matched", *ablations]
-        assert list(ds.state.values) == list(STATES)
         assert list(ds.training.values) == ["init", "retrieval"]
-        assert ds.model_sensitivity.dims == ("state", "seed", "prompt", "position")
         assert ds.toy_elasticity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
-        assert (ds.sizes["position"], ds.sizes["point"], ds.sizes["prompt"]) == (LENGTH, LENGTH, PROMPTS)
         assert [points_of(ds, training) for training in ds.training.values] == [LENGTH, 9]
-        assert ds.attrs["measurement"] == "match"
-        assert json.loads(ds.attrs["toys"])["steps"] == 4
         assert all(one.attrs["long_name"] and one.attrs["units"] for one in ds.data_vars.values())
     ape, bee = results["ape"], results["bee"]
     assert np.nanmin(ape.toy_target) == 1  # the first token, which all share, counts as BOS
     assert np.nanmin(bee.toy_target) == 0
-    found = ape.toy_elasticity.sel(training="retrieval").isel(toy_prompt=0, point=8)
-    assert np.isfinite(found.sel(variant="matched")).all()
-    assert np.isnan(found.sel(variant="no residual")).all()  # ablations are fresh
+    assert np.isnan(ape.toy_elasticity.sel(training="retrieval", variant="no residual")).all()  # ablations are fresh
     reach = BLOCKS * (families.WINDOW - 1)
     assert (bee.model_sensitivity.sel(state="pretrained", seed=0)[:, : LENGTH - 1 - reach] == 0).all()
     toys = bee.toy_elasticity.sel(variant="matched", training="init")
@@ -114,8 +105,6 @@ def test_models_and_toys_are_measured_as_by_the_probes(ape, tmp_path, done):
         expected = jacobian(view, tokens)
         for name in ("sensitivity", "elasticity"):
             np.testing.assert_allclose(ds[f"model_{name}"].sel(state=state, seed=seed), expected[name], rtol=1e-4)
-        alpha = sinks(view, tokens, keys="all", per_prompt=True)["alpha"].mean(("layer", "head"))
-        np.testing.assert_allclose(ds.model_alpha.sel(state=state, seed=seed), alpha, rtol=1e-4)
     assert np.isnan(ds.model_sensitivity.sel(state="pretrained", seed=1)).all()
     toys = maker.toys(layout.planned(model, tokens, maker), tmp_path)
     members = [one for one in toys[MATCHED, "retrieval"] if one.seed == 1]
@@ -180,17 +169,16 @@ def test_documents_are_what_intervals_leave_out(done):
     assert math.log(found[1] / found[0]) == pytest.approx(12.706 * abs(logs[0] - logs[1]) / 2, rel=1e-4)
 
 
-def test_curves_that_were_not_measured_are_none(done):
+def test_fresh_weights_are_held_against_fresh_toys_and_what_is_not_there_is_left_out(done):
     ds = done[1]["ape"]
-    assert "retrieval toy" not in others_of(ds, "init")  # fresh weights are held against fresh toys alone
+    assert "retrieval toy" not in others_of(ds, "init")
     assert {"retrieval toy", "toy init", "model at init", "no residual, toy init"} <= set(others_of(ds, "pretrained"))
     assert samples(ds, "sensitivity", ("no residual", "retrieval"), "init") is None
-    assert samples(ds, "alpha", ("theory", "kernel"), "init") is None
     some = np.arange(1.0, 25).reshape(2, 3, 4)  # beside longer and more
     np.testing.assert_array_equal(clean(np.pad(some, ((0, 1), (0, 2), (0, 3)), constant_values=np.nan)), some)
 
 
-def test_report_is_made_from_results_alone(done):
+def test_tables_sentences_and_curves_are_made_from_results_alone(done):
     every = tables(done[1])
     agreeing, training, ingredients = every
     assert all(len(row) == len(table.columns) for table in every for row in table.rows)
@@ -204,49 +192,40 @@ def test_report_is_made_from_results_alone(done):
     assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
     assert {row[-1] for row in ingredients.rows if row[1] == "ape"} == {"-"}  # which has no window
     assert sum("have not learnt retrieval" in line for line in sentences(done[1])) == 2
-    ds = knowing(done[1]["ape"])
+    ds = judged(knowing(done[1]["ape"]))
     assert toys_learnt(ds, "matched", "retrieval") == "trained"  # and are compared
-    rows = tables({"ape": judged(ds)})[0].rows
+    rows = tables({"ape": ds})[0].rows
     assert [row[3] == "-" for row in rows if row[2] == "retrieval toy"] == [False]
     error, nearest = min((float(row[4].split()[0]), row[2]) for row in rows if row[1] == "init" and row[4] != "-")
-    assert f"at init {nearest} {error:.2f}" in sentences({"ape": judged(ds)})[0]
+    assert f"at init {nearest} {error:.2f}" in sentences({"ape": ds})[0]
+    for line in profiles(ds, "pretrained"):  # each over its geometric mean, at the points of the shortest
+        assert np.log(taken_at(np.asarray(line.y), 9)).mean() == pytest.approx(0, abs=1e-9)
 
 
 def test_committed_results_make_rows_of_their_committed_table():
     written = (COMMITTED / "match.md").read_text(encoding="utf-8")
     files = sorted(COMMITTED.glob("match-*.nc.xz"))
     results = {file.name.removeprefix("match-").removesuffix(".nc.xz"): judged(load_result(file)) for file in files}
-    assert len(results) >= 4
     agreeing = tables(results)[0]
-    rows = ["| " + " | ".join(row) + " |" for row in agreeing.rows]
+    rows = ["| " + " | ".join(row[:6]) + " |" for row in agreeing.rows]  # attention had columns of its own
     assert len(rows) > 30
     assert [row for row in rows if row not in written] == []
 
 
-def test_figure_draws_profiles_at_initialization_and_after_training(done):
-    figure = MEASURE.chart(done[1])
-    assert [cell.get_title() for cell in figure.axes[:2]] == ["ape\nat initialization", "ape\nafter training"]
-    assert len(figure.axes) == 2 * 2
-    assert all(LENGTH in {len(np.atleast_1d(line.get_xdata())) for line in cell.get_lines()} for cell in figure.axes)
-
-
 def test_bad_input_is_refused_before_anything_is_trained(ape):
     model, tokens = ape
-    with pytest.raises(InputError, match="seeds=0"):
-        match(model, tokens, seeds=0)
-    with pytest.raises(InputError, match="length=7"):
-        match(model, tokens[:, :7])
+    for given, says in ((tokens, "seeds=0"), (tokens[:, :7], "length=7")):
+        with pytest.raises(InputError, match=says):
+            match(model, given, seeds=2 * (given is not tokens))
 
 
 def test_command_measures_in_the_quick_setting(folder, tmp_path, monkeypatch, capsys):
-    """The command's own part: options arrive, results are marked, and the report is printed."""
     setting = replace(QUICK, steps=3, targets=2, sequences=8)
     monkeypatch.setattr("toy.match.QUICK", setting)
     given = f"match {folder / 'ape'} --quick --text {folder / 'text.txt'} --out {tmp_path} --prompts 4 --length 16"
     assert call(monkeypatch, *given.split(), *["--seeds", "1", "--device", "cpu"]) == 0
-    made, ds = capsys.readouterr().out, load_result(tmp_path / "match.nc")
+    ds = load_result(tmp_path / "match.nc")
     assert ds.attrs["quick"] == 1
     assert json.loads(ds.attrs["toys"]) == asdict(setting)
-    assert ds.attrs["command"].startswith("headwater match")
     assert list(ds.variant.values) == ["matched"]
-    assert "match.md" in made
+    assert "match.md" in capsys.readouterr().out

