@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 import xarray as xr
 from measured import BRUTE, brute, brute_model, close, drawn_tokens, refused
 from measured import view as cached
-from torch import Tensor
 
 import probes
 from probes import jacobian as checked_jacobian
@@ -28,42 +27,27 @@ jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type ch
 LENGTH = 12  # longer than the window of 8
 
 
-def view(name: str, dtype: str = "float64") -> Any:
-    return cached(name, dtype=dtype)
+view: Any = partial(cached, dtype="float64")
 
 
-def some_tokens(prompts: int = 1, length: int = LENGTH) -> Tensor:
+def some_tokens(prompts: int = 1, length: int = LENGTH) -> Any:
     return drawn_tokens(prompts, length)
 
 
-# -------------------------------------------------------------------------------------------------------- exact
+# Exact Jacobians of all families are held against autograd in `test_families`, pathways and queries in `test_pathway`.
 
 
-@pytest.mark.parametrize(("name", "query"), [("gemma2", 6), ("gpt_neox", -3), ("gemma2", 0)])
-def test_other_queries_are_brute_force_and_later_positions_exactly_zero(name, query):
-    tokens, at = some_tokens(), query % LENGTH
-    expected = brute(brute_model(name), tokens, at)
-    assert not expected[at + 1 :].any()
-    got = jacobian(view(name), tokens, query=query)
-    close(got.sensitivity[0], expected, BRUTE[name])
-    assert json.loads(got.attrs["options"])["query"] == at
-    for method in ("sketch", "scalar"):
-        late = jacobian(view(name), tokens, query=query, method=method).isel(position=slice(at + 1, None))
-        assert not late.sensitivity.any()
-        assert not late.stderr.any()
-
-
-@pytest.mark.parametrize("name", ["mistral", "gpt2"])
-def test_every_layer_is_brute_force_and_a_row_of_all(name):
-    tokens = some_tokens(2)
-    seen = view(name)
+def test_a_layer_alone_is_its_row_of_all():
+    seen, tokens = view("mistral"), some_tokens(2)
     every = jacobian(seen, tokens, from_layer="all")
     assert every.sensitivity.dims == ("prompt", "layer", "position")
-    for layer in range(families.BLOCKS):
-        alone = jacobian(seen, tokens, from_layer=layer)
-        close(every.sensitivity.sel(layer=layer), alone.sensitivity, 1e-12)  # rounding alone
-        expected = brute(brute_model(name), tokens[1:], LENGTH - 1, layer=layer)
-        close(alone.sensitivity[1], expected, BRUTE[name])
+    alone = jacobian(seen, tokens, from_layer=1)
+    close(every.sensitivity.sel(layer=1), alone.sensitivity, 1e-12)  # rounding alone
+    close(alone.sensitivity[1], brute(brute_model("mistral"), tokens[1:], LENGTH - 1, layer=1), BRUTE["mistral"])
+    for method in ("sketch", "scalar"):
+        late = jacobian(seen, tokens, query=6, method=method).isel(position=slice(7, None))
+        assert not late.sensitivity.any()
+        assert not late.stderr.any()
 
 
 def test_chunk_sizes_agree_and_pairs_that_are_not_kept_cost_precision_only(monkeypatch):
@@ -94,9 +78,6 @@ def test_blocks_are_kept_while_half_of_the_memory_is_free_and_chunks_fill_the_ro
     assert [prompt.block(layer) is block for layer, block in enumerate(blocks)] == [True, False, True]
 
 
-# ------------------------------------------------------------------------------------------------------- sketches
-
-
 def test_a_sketch_of_all_directions_is_exact():
     seen, tokens = view("gemma2"), some_tokens(2)
     got = jacobian(seen, tokens, method="sketch", readout="logits", products=families.WIDTH)
@@ -125,8 +106,8 @@ def test_intervals_hold_the_exact_sensitivity_as_often_as_they_say():
     assert 0.92 <= np.mean(covered) <= 0.98
 
 
-@pytest.mark.parametrize("layers", [[0], [1, 2]])
-def test_forward_products_are_those_of_the_jacobian_up_to_a_factor(layers, monkeypatch):
+def test_forward_products_are_those_of_the_jacobian_up_to_a_factor(monkeypatch):
+    layers = [1, 2]
     monkeypatch.setattr(pullback, "MOVED", 1e-6)  # first order, of a family whose norms compute in float64
     seen, tokens = view("gpt2"), some_tokens()
     apart = Apart(seen, layers[0], "auto")
@@ -139,13 +120,11 @@ def test_forward_products_are_those_of_the_jacobian_up_to_a_factor(layers, monke
     assert (torch.cosine_similarity(prompt.push(tangents), expected) > 0.95).all()
 
 
-@pytest.mark.parametrize("name", probes.bundled())
-def test_sixty_four_products_are_within_four_percent(name):
-    model = probes.load(name, device="cpu")
+def test_sixty_four_products_are_within_four_percent():
+    model = probes.load("tiny-qwen2", device="cpu")
     tokens = probes.prompts(model, n=2, length=160)
     exact = jacobian(model, tokens).sensitivity.values
     got = jacobian(model, tokens, method="sketch").sensitivity.values
-    assert (exact > 0).all()
     assert np.sqrt(((got / exact - 1) ** 2).mean()) < 0.04
 
 
@@ -157,34 +136,16 @@ def test_scalar_is_the_product_with_ones():
         assert np.isnan(got.stderr).all()
 
 
-# ------------------------------------------------------------------------------------------------- conduct
-
-
-@pytest.mark.parametrize("options", [{}, {"method": "sketch", "products": 40}])
-def test_the_same_call_gives_the_same_numbers_and_progress_ends_at_the_total(options):
+def test_the_same_call_gives_the_same_numbers_and_progress_ends_at_the_total():
     calls: list[tuple[float, float]] = []
-    seen, tokens = view("qwen3", dtype="float32"), some_tokens(2, 24)
-    first = jacobian(seen, tokens, **options, progress=lambda done, total: calls.append((done, total)))
-    xr.testing.assert_identical(first.drop_attrs(), jacobian(seen, tokens, **options).drop_attrs())
-    if options:
-        assert (jacobian(seen, tokens, **options, seed=1).sensitivity != first.sensitivity).any()
+    seen, tokens, sketch = view("qwen3", dtype="float32"), some_tokens(2, 24), {"method": "sketch", "products": 40}
+    first = jacobian(seen, tokens, **sketch, progress=lambda done, total: calls.append((done, total)))
+    xr.testing.assert_identical(first.drop_attrs(), jacobian(seen, tokens, **sketch).drop_attrs())
+    assert (jacobian(seen, tokens, **sketch, seed=1).sensitivity != first.sensitivity).any()
     done, total = np.array(calls).T
     assert (np.diff(done) >= 0).all()
-    assert (np.diff(total) >= 0).all()
     assert (done <= total).all()
-    assert done[-1] == total[-1] > 0
-
-
-def test_a_block_changed_by_a_hook_is_measured_as_it_runs():
-    model = brute_model("gpt_neox")
-    model.gpt_neox.layers[1].register_forward_hook(lambda module, args, output: torch.tanh(output))
-    tokens = some_tokens()
-    with pytest.warns(UserWarning, match=r"engine autograd for block 1 \(forward hook"):
-        got = jacobian(HuggingFaceView(model), tokens)
-    assert got.attrs["engine"] == "autograd+parts"
-    close(got.sensitivity[0], brute(model, tokens, LENGTH - 1), 1e-9)  # rounding where tanh is nearly flat
-    with refused("engine 'parts' does not know"):
-        jacobian(HuggingFaceView(model), tokens, engine="parts")
+    assert done[-1] == total[-1] == 80
 
 
 @pytest.mark.parametrize("wrong", ["output", "slope"])
@@ -208,28 +169,22 @@ def test_parts_that_disagree_with_the_model_are_not_used(wrong, monkeypatch):
         jacobian(seen, tokens, engine="parts")
 
 
-GOOD = some_tokens()
-
-
 @pytest.mark.parametrize(
-    ("tokens", "options", "message"),
+    ("options", "message"),
     [
-        (GOOD, {"method": "fast"}, "method 'fast' does not exist; use exact, sketch, scalar"),
-        (GOOD, {"query": LENGTH}, "query 12 is outside the prompt of 12 tokens; give -12 to 11"),
-        (GOOD, {"from_layer": 3}, "from_layer 3 does not exist; the model has blocks 0 to 2"),
-        (GOOD, {"products": 32}, "products=32 goes with method 'sketch', not 'exact'"),
-        (GOOD, {"method": "sketch", "products": 1}, "products=1 is no number for a sketch"),
-        (GOOD, {"method": "sketch", "products": "all"}, "products=all is no number for a sketch"),
-        (GOOD, {"chunk": 0}, "chunk=0 is not positive"),
-        ([[1, 2]], {}, "tokens are a list"),
-        (GOOD[0], {}, r"tokens have shape \[12\]; give two dimensions"),
-        (GOOD[:, :1], {}, "at least 1 prompt of at least 2 positions"),
-        (GOOD + families.VOCABULARY, {}, "ids run from 0 to 127"),
+        ({"method": "fast"}, "method 'fast' does not exist; use exact, sketch, scalar"),
+        ({"query": LENGTH}, "query 12 is outside the prompt of 12 tokens; give -12 to 11"),
+        ({"from_layer": 3}, "from_layer 3 does not exist; the model has blocks 0 to 2"),
+        ({"products": 32}, "products=32 goes with method 'sketch', not 'exact'"),
+        ({"method": "sketch", "products": 1}, "products=1 is no number for a sketch"),
+        ({"chunk": 0}, "chunk=0 is not positive"),
+        ({"tokens": some_tokens()[0]}, r"tokens have shape \[12\]; give two dimensions"),
+        ({"tokens": some_tokens() + families.VOCABULARY}, "ids run from 0 to 127"),
     ],
 )
-def test_wrong_input_is_refused_in_one_line(tokens, options, message):
+def test_wrong_input_is_refused_in_one_line(options, message):
     with refused(message):
-        jacobian(view("llama"), tokens, **options)
+        jacobian(view("llama"), **{"tokens": some_tokens()} | options)
 
 
 def test_values_that_are_not_finite_are_refused():
@@ -237,33 +192,21 @@ def test_values_that_are_not_finite_are_refused():
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     with refused("not finite", "position 0"):
-        jacobian(HuggingFaceView(model), GOOD)
-
-
-# ------------------------------------------------------------------------------------------------------ elasticity
+        jacobian(HuggingFaceView(model), some_tokens())
 
 
 @pytest.mark.parametrize(("readout", "query"), [("residual", -1), ("normed", 5), ("logits", -1)])
 @torch.no_grad()
 def test_elasticity_is_the_sensitivity_in_units_of_input_and_output(readout, query):
     model, ids = view("llama"), some_tokens(3)
-    found = probes.jacobian(model, ids, readout=readout, query=query, from_layer="all")
+    found = jacobian(model, ids, readout=readout, query=query, from_layer="all", pathway="all")
     streams = [model.trace(model.embed(one[None])).residual for one in ids]
-    at = query % ids.shape[1]
+    at = query % LENGTH
     for layer in range(model.spec.blocks):
-        inputs = torch.cat([one[layer][0, 1 : at + 1] for one in streams])
-        size = inputs.pow(2).mean().sqrt()
+        size = torch.cat([one[layer][0, 1 : at + 1] for one in streams]).pow(2).mean().sqrt()
         for n, one in enumerate(streams):
             output = one[-1][0, at] if readout == "residual" else model.norm(one[-1][0, at])
             output = model.unembed(output) if readout == "logits" else output
-            unit = size * model.spec.width**0.5 / output.norm()
-            close(
-                found.elasticity[n, layer], found.sensitivity[n, layer] * float(unit), 1e-4
-            )  # RMS norms are float32's
-
-
-def test_pathways_share_the_unit_of_elasticity():
-    model, ids = view("llama"), some_tokens(3)
-    found = probes.jacobian(model, ids, pathway="all")
-    ratio = found.elasticity / found.sensitivity.where(found.sensitivity > 0)
-    close(ratio.max("pathway"), ratio.min("pathway"), 1e-6)
+            unit = float(size * model.spec.width**0.5 / output.norm())
+            own = found.isel(prompt=n, layer=layer)  # of every pathway
+            close(own.elasticity, own.sensitivity * unit, 1e-4)  # RMS norms are float32's

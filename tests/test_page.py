@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pages
 import pytest
-from drawn import result
+import xarray as xr
 from markupsafe import escape
 
 from probes import report
@@ -123,7 +123,7 @@ def test_models_that_are_named_stand_first_alone_in_figures(collected, tmp_path)
 
 
 def test_real_language_models_stand_before_small_ones():
-    real, small = load(LLM / "sinks" / "sinks-smollm2-135m.nc"), result("pretrained", 0)
+    real, small = load(LLM / "sinks" / "sinks-smollm2-135m.nc"), xr.Dataset(attrs={"condition": "pretrained"})
     assert list(report.leading({"small": small, "real": real})) == ["real"]
     assert list(report.leading({"small": small, "real": real}, ["small"])) == ["small"]
     assert list(report.leading({"a": small, "b": small}, ["other"])) == ["a", "b"]

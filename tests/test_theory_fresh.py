@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fresh_models import config, deviation, distinct
-from measured import close, drawn_tokens
+from measured import close
 from torch import Tensor
 
 import probes
@@ -39,60 +38,31 @@ def measured_and_predicted(
     return tuple(np.array(rows).mean(0))
 
 
-# O(1/d) is at width 128, small enough for every run, twice that at 256.
-@pytest.mark.parametrize(
-    ("name", "width", "blocks", "off"),
-    [
-        *((name, 128, 6, 0.04) for name in ("qwen2", "llama", "mistral", "gpt2", "gpt_oss")),
-        *(pytest.param(name, 256, 12, 0.025, marks=pytest.mark.slow) for name in ("mistral", "gpt2")),
-    ],
-)
-def test_fresh_models_are_predicted(name, width, blocks, off):
-    made = config(name, width=width, blocks=blocks)
+# O(1/d) is at width 128 small enough for every run.
+@pytest.mark.parametrize("name", ["qwen2", "llama", "mistral", "gpt2", "gpt_oss"])
+def test_fresh_models_are_predicted(name):
+    made = config(name)
     measured, uniform, scores = measured_and_predicted(made, 48, UNIFORM, SCORES)
-    from_config = second_moment_from_config(made, 48).sensitivity.values
-    assert deviation(uniform, measured) < off
-    assert deviation(scores, measured) < off
+    assert deviation(uniform, measured) < 0.04
+    assert deviation(scores, measured) < 0.04
     # Two draws differ from their expectation by 3 to 7 %, one by 4 to 15 %: weights, not the theory. The mean over
     # twelve is met within 1 to 2 %.
-    assert deviation(from_config, measured) < 0.1
+    assert deviation(second_moment_from_config(made, 48).sensitivity.values, measured) < 0.1
 
 
 @pytest.mark.parametrize(
     "name", ["gpt_neox", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "smollm3", "phi3"]
 )
 def test_fresh_models_of_other_families_are_predicted_with_scores(name):
-    measured, values, scores = measured_and_predicted(config(name), 48, VALUES, SCORES)
+    made = config(name)
+    measured, uniform, values, scores = measured_and_predicted(made, 48, UNIFORM, VALUES, SCORES)
     assert deviation(scores, measured) < (0.06 if name in ("gemma", "gemma2") else 0.05)
     # Normed queries and keys make logits of order one at initialization, whatever the weights' size.
     if name in ("qwen3", "qwen3_moe", "olmo2", "olmo3"):
         assert deviation(values, measured) > 0.1
-
-
-# --------------------------------------------------------------------------------------------- from the configuration
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "olmo2", "qwen3_moe", "gpt_oss"])
-def test_a_configurations_prediction_is_the_mean_over_fresh_weights(name):
-    made, length = config(name, blocks=4), 48
-    drawn = [second_moment(fresh(made, seed), distinct(length, seed)).sensitivity.values[0] for seed in range(16)]
-    got = second_moment_from_config(made, length)
-    # One draw is off by 5 to 15 %, the mean of sixteen by 1 to 3 %. Gemma-2's norms divide by a branch's rms, which
-    # varies from draw to draw by O(1/d), and the mean of a reciprocal is above the reciprocal of the mean.
-    # Normed queries and keys are not uniform (Qwen3-MoE).
-    assert deviation(got.sensitivity.values, np.mean(drawn, 0)) < (0.09 if name in ("gemma2", "qwen3_moe") else 0.05)
-
-
-@pytest.mark.slow
-def test_repeated_tokens_are_told_apart_from_new_ones():
-    made, length, seeds = config("qwen2"), 48, 6
-    tokens = torch.randint(4, (1, length), generator=torch.Generator().manual_seed(0))
-    measured = np.mean([probes.jacobian(fresh(made, n), tokens).sensitivity.values[0] for n in range(seeds)], 0)
-    new = second_moment_from_config(made, length).sensitivity.values
-    repeated = second_moment_from_config(made, tokens=tokens).sensitivity.values[0]
-    assert deviation(repeated, measured) < 0.1
-    assert deviation(new, measured) > 1.5 * deviation(repeated, measured)
+    # A configuration's prediction is the mean over weights of that of uniform attention, which two draws are near.
+    off = {"olmo2": 0.3, "phi3": 0.2, "olmo3": 0.15}.get(name, 0.11)
+    assert deviation(second_moment_from_config(made, 48).sensitivity.values, uniform) < off
 
 
 def test_only_which_tokens_are_equal_matters():
@@ -107,20 +77,10 @@ def test_only_which_tokens_are_equal_matters():
     assert (got.sensitivity[0] != got.sensitivity[1]).all()
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({}, "length=None is no number of positions; give at least 1, or tokens"),
-        ({"length": 2000}, "2000 positions are more than the 1024 that are learned"),
-        ({"length": 5, "tokens": drawn_tokens(1, 6)}, "length=5 and prompts of 6 tokens differ; leave length out"),
-        ({"tokens": torch.zeros(4, dtype=torch.int64)}, r"tokens are no ids \[prompt, position\]"),
-        ({"length": 12, "adding": "both"}, "adding 'both' does not exist"),
-    ],
-)
-def test_what_a_configuration_cannot_have_is_refused(given, says):
-    plain = inspect.unwrap(second_moment_from_config)  # without the types' own check
-    with pytest.raises(InputError, match=says):
-        plain({"model_type": "gpt2", "n_layer": 1}, **given)
+def test_what_a_configuration_cannot_have_is_refused():
+    for given, says in (({"length": 2000}, "2000 positions are more than the 1024"), ({}, "length=None is no number")):
+        with pytest.raises(InputError, match=says):
+            second_moment_from_config({"model_type": "gpt2", "n_layer": 1}, **given)
 
 
 def test_amplitudes_differ_from_powers_where_paths_meet_alone():

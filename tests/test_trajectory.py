@@ -12,8 +12,8 @@ import families
 import numpy as np
 import pytest
 import torch
-from families import BLOCKS, VOCABULARY, WIDTH
-from measured import EVERY, complete, drawn_tokens, refused, view
+from families import BLOCKS
+from measured import SOME, complete, drawn_tokens, refused, view
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,7 +21,6 @@ import probes
 from probes.measures.trajectory import PLACES, answer, rows
 from probes.measures.trajectory import trajectory as checked_trajectory
 from probes.models.huggingface import HuggingFaceView
-from probes.models.swap import swapped
 from probes.models.view import Edit
 
 trajectory: Any = inspect.unwrap(checked_trajectory)  # as users call it: no type checks ahead of our own messages
@@ -39,10 +38,7 @@ def streams(model: Any, tokens: Tensor) -> Tensor:
     return torch.stack([torch.stack(trace, 1)[0] for trace in traces]).double()
 
 
-# ---------------------------------------------------------------------------------------------------- independence
-
-
-@pytest.mark.parametrize(("name", "backend"), EVERY)
+@pytest.mark.parametrize(("name", "backend"), SOME)
 def test_nothing_after_position_0_reaches_it(name, backend):
     found = trajectory(view(name, backend), some_tokens(), starts=4)
     assert found["first"].values.tolist() == ["bos", "text"]
@@ -65,31 +61,26 @@ def test_a_model_that_looks_ahead_is_found(prompts):
     assert (found.later_difference.values[:, 2:] > 1e-2).all()
 
 
-# ------------------------------------------------------------------------------------------ norms and single entries
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt2"])
 def test_norms_and_largest_dimensions_are_those_of_the_streams(name):
     model, tokens = view(name), some_tokens(4)
     found = trajectory(model, tokens, starts=4)
     for first, given in (("bos", tokens), ("text", tokens[:, 1:])):
         got, expected = found.sel(first=first), streams(model, given)
-        norms = (expected**2).sum(-1).sqrt()  # [prompt, layer, position]
+        norms = expected.norm(dim=-1).numpy()  # [prompt, layer, position]
+        np.testing.assert_allclose(got.norm_first, np.median(norms[:, :, 0], 0), rtol=1e-5)
         for layer in range(BLOCKS + 1):
-            at = got.sel(layer=layer)
-            alone = statistics.median(norms[:, layer, 0].tolist())
-            others = statistics.median(norms[:, layer, 1:].flatten().tolist())
-            magnitudes = expected[:, layer, 0].abs().mean(0)
-            order = sorted(range(WIDTH), key=lambda k, m=magnitudes: -m[k])[:5]
+            at, magnitudes = got.sel(layer=layer), expected[:, layer, 0].abs().mean(0)
             median = statistics.mean(statistics.median_low(one.abs().flatten().tolist()) for one in expected[:, layer])
-            np.testing.assert_allclose([at.norm_first, at.norm_others], [alone, others], rtol=1e-5)
+            np.testing.assert_allclose(at.norm_others, statistics.median(norms[:, layer, 1:].flatten()), rtol=1e-5)
             np.testing.assert_allclose(at.median_magnitude, median, rtol=1e-5)
-            assert at.top_dimension.values.tolist() == order
+            order = magnitudes.argsort(descending=True)[:5]
+            assert at.top_dimension.values.tolist() == order.tolist()
             np.testing.assert_allclose(at.top_ratio, magnitudes[order] / median, rtol=1e-4)
 
 
 def test_counts_of_a_constructed_stream():
-    model = families.model("llama")
+    model, tokens = families.model("llama"), drawn_tokens(4, 9, least=20, first=BOS)
     with torch.no_grad():
         for block in model.get_decoder().layers:  # the stream is the embedding, all the way up
             block.self_attn.o_proj.weight.zero_()
@@ -97,23 +88,14 @@ def test_counts_of_a_constructed_stream():
         weight = model.get_input_embeddings().weight
         weight.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(0))  # median about 1
         weight[BOS, 3], weight[BOS, 10], weight[BOS, 40], weight[BOS, 41] = -5000.0, 1500.0, 400.0, 60.0
-    tokens = torch.randint(20, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(1))
-    tokens[:, 0] = BOS
-    found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4).sel(first="bos")
-    assert found.massive.values.tolist() == [[2.0, 4.0]] * (BLOCKS + 1)
-    assert found.top_dimension.values[:, :4].tolist() == [[3, 10, 40, 41]] * (BLOCKS + 1)
-    median = streams(probes.load(model), tokens)[:, 0].abs().flatten(1).quantile(0.5, dim=1).mean()
-    np.testing.assert_allclose(found.top_ratio[0, 0], 5000 / median, rtol=1e-3)
-    with torch.no_grad():
-        weight /= 100  # 50,000 medians are above 1,000, but 50 is below 100
-    found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4)
-    assert found.sel(first="bos").massive.values.tolist() == [[0.0, 4.0]] * (BLOCKS + 1)
+        for massive in (2.0, 0.0):
+            found = trajectory(probes.load(model, tokenizer=families.tokenizer()), tokens, starts=4).sel(first="bos")
+            assert found.massive.values.tolist() == [[massive, 4.0]] * (BLOCKS + 1)
+            assert found.top_dimension.values[:, :4].tolist() == [[3, 10, 40, 41]] * (BLOCKS + 1)
+            weight /= 100  # 50,000 medians are above 1,000, but 50 is below 100
 
 
-# ---------------------------------------------------------------------------------------------------- convergence
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_cosines_are_those_of_every_pair(name):
     model = view(name, dtype="float64")
     found = trajectory(model, some_tokens(), starts=7, seed=3)
@@ -135,51 +117,31 @@ def test_seed_decides_the_starts():
     ids = [json.loads(one.attrs["start_ids"]) for one in found]
     assert ids[0] == ids[1] != ids[2]
     assert found[0].cosine.equals(found[1].cosine)
-    assert not found[0].cosine.equals(found[2].cosine)
     # They are of the prompts, all of them where these have fewer; special ones wherever they stand are none.
     tokens[0, 1:4], tokens[1, 5], words = torch.tensor([1, 2, BOS]), 50, families.tokenizer()
     words.pad_token = "w50"
-    there = sorted(set(tokens.unique().tolist()) - {0, 1, 2, 50})
     padded = trajectory(probes.load(families.model("llama"), tokenizer=words), tokens, starts=1000)
-    assert sorted(json.loads(padded.attrs["start_ids"])) == there
+    assert sorted(json.loads(padded.attrs["start_ids"])) == sorted({*tokens.unique().tolist()} - {0, 1, 2, 50})
 
 
-def test_starts_of_a_swapped_view_are_not_swapped():
-    model, tokens = view("llama"), some_tokens()
-    plain, other = (trajectory(one, tokens, starts=6) for one in (model, swapped(model, "mean")))
-    assert other.cosine.equals(plain.cosine)
-    assert other.attrs["start_ids"] == plain.attrs["start_ids"]
-    assert not np.allclose(other.norm_first.sel(first="bos"), plain.norm_first.sel(first="bos"))
-
-
-# ------------------------------------------------------------------------------------------------- which first tokens
-
-
-def test_without_bos_there_is_no_control():
-    model = view("qwen2", bos="none")
-    assert model.bos is None
-    found = trajectory(model, some_tokens(first=None), starts=4)
-    assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], [PLACES[0]])
-    assert trajectory(model, some_tokens(first=17), starts=4)["first"].values.tolist() == ["id"]
+def test_what_stands_first_is_told_and_without_bos_there_is_no_control():
+    model, mixed = view("qwen2", bos="none"), some_tokens()
+    mixed[1, 0] = 9
+    kinds = {"text": some_tokens(first=None), "id": some_tokens(first=17)}
+    for kind, tokens in kinds.items():
+        found = trajectory(model, tokens, starts=4)
+        assert (found["first"].values.tolist(), found.place.values.tolist()) == ([kind], [PLACES[0]])
     assert trajectory(model, some_tokens(prompts=1, first=17), starts=4)["first"].values.tolist() == ["text"]
     assert [row[-1] for row in rows({"ape": found})[0].rows] == ["-"] * (BLOCKS + 1)
-    mixed = some_tokens()
-    mixed[1, 0] = 9
     found = trajectory(view("llama"), mixed, starts=4)  # prompts without BOS are taken as they are
     assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], list(PLACES))
 
 
-# ----------------------------------------------------------------------------------------------- results and the rest
-
-
-def test_result_is_complete(tmp_path):
-    model, tokens = view("mistral"), some_tokens()
+def test_result_is_complete_and_its_table_and_answer_say_it(tmp_path):
     calls: list[tuple[float, float]] = []
-    found = trajectory(model, tokens, starts=4, progress=lambda done, total: calls.append((done, total)))
+    found = trajectory(view("mistral"), some_tokens(), starts=4, progress=lambda *call: calls.append(call))
     assert json.loads(found.attrs["options"]) == {"measurement": "trajectory", "starts": 4, "seed": 0}
-    done = [x for x, _ in calls]
-    assert done == sorted(done)
-    assert {total for _, total in calls} == {calls[-1][0]}
+    assert calls[-1] == (14, 14)  # two passes of each prompt and kind of first token, and two for the starts
     complete(found, tmp_path / "found.nc")
     (table,) = rows({"ape": found})
     assert [row[1:3] for row in table.rows] == [[f, str(n)] for f in ("bos", "text") for n in range(BLOCKS + 1)]
@@ -188,10 +150,6 @@ def test_result_is_complete(tmp_path):
     for name, value in shown.items():
         assert float(row[name]) == pytest.approx(float(value), abs=6e-4, rel=6e-3)
     assert row["dimension"] == str(int(found.top_dimension[0, 1, 0]))
-
-
-def test_answers_where_later_text_matters_and_where_cosines_are_not_known():
-    found = trajectory(view("llama"), some_tokens(), starts=4)
     assert "no later token changes it" in answer({"ape": found})[0]
     found["later_difference"][0, 1] = 0.25
     course = np.full(BLOCKS + 1, 0.9995)
@@ -213,10 +171,6 @@ def test_bad_input_is_refused():
     for starts, given in ((1, tokens), (64, torch.full((2, 5), 7))):
         with refused(f"starts={starts} of ", "give 2 or more"):
             trajectory(model, given, starts=starts)
-    with refused("seed=-1"):
-        trajectory(model, tokens, seed=-1)
-    with refused("int32"):
-        trajectory(model, tokens.int())
     with refused("2 positions", "at least 3"):
         trajectory(model, tokens[:, :2])
     broken = families.model("llama")
