@@ -28,7 +28,6 @@ from probes.results.dataset import load, save
 
 sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
-STORIES = Path(__file__).parent.parent.parent / "shared" / "checkpoints" / "stories260K"
 BACKENDS = ("transformers", "transformer_lens")
 
 

@@ -22,14 +22,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": CAP},
     "slopes": {"slopes": SLOPES},
     "softcap, slopes and window": {"softcap": CAP, "slopes": SLOPES, "window": 8},
-    "prefix": {"prefix": 8},
     "full": {"prefix": 10_000},
     "prefix and window": {"prefix": 5, "window": 8},
-    "softcap, slopes and prefix": {"softcap": CAP, "slopes": SLOPES, "prefix": 8},
     "learned sinks": {"sink": SINKS},
     "learned sinks and window": {"sink": SINKS, "window": 8},
-    "learned sinks and prefix": {"sink": SINKS, "prefix": 8},
-    "learned sinks and softcap": {"sink": SINKS, "softcap": CAP},
 }
 
 
@@ -53,8 +49,7 @@ def drawn(
 
 def logits_of(attention: Attention) -> Tensor:
     """The twin's, of exactly the numbers that are given, in float64 on the CPU."""
-    q, k = (x.detach().cpu().double() for x in (attention.query, attention.key))
-    return twin_logits(q, k, attention)
+    return twin_logits(*(x.detach().cpu().double() for x in (attention.query, attention.key)), attention)
 
 
 def weights_of(logits: Tensor, attention: Attention) -> Tensor:
@@ -65,10 +60,7 @@ def weights_of(logits: Tensor, attention: Attention) -> Tensor:
 def sums_of(logits: Tensor, attention: Attention) -> Tensor:
     """Their log-sum-exps."""
     found = logits.logsumexp(-1)
-    if attention.sink is None:
-        return found
-    heads = zip(found.unbind(1), attention.sink.cpu(), strict=True)
-    return torch.stack([torch.stack([torch.full_like(row, sink.item()), row]).logsumexp(0) for row, sink in heads], 1)
+    return found if attention.sink is None else torch.logaddexp(found, attention.sink.cpu()[:, None])
 
 
 def twin_logits(query: Tensor, key: Tensor, attention: Attention) -> Tensor:
@@ -88,8 +80,7 @@ def keys_of(attention: Attention, start: int, stop: int) -> tuple[int, int]:
 def rounding(attention: Attention) -> float:
     """Of logits, for queries and keys taken as they are: eps of float32 or better times the products that are summed.
 
-    An error e of a logit is a factor exp(e) of a weight, so that this is the relative error of patterns, too. bfloat16
-    is multiplied exactly in float32, but see `ROUGH_EXP`.
+    An error e of a logit is a factor exp(e) of a weight: this is the relative error of patterns, too.
     """
     eps = torch.finfo(torch.promote_types(attention.query.dtype, torch.float32)).eps
     q, k = (x.detach().double().abs() for x in (attention.query, attention.key))

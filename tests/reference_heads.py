@@ -74,9 +74,7 @@ def reaction(before: Tensor, after: Tensor, window: int | None) -> float:
 # -------------------------------------------------------------------------------------------------------- leakage
 
 
-def _leakage_of_half(
-    logits: Tensor, queries: Tensor, lags: Sequence[int], learned: Tensor | float
-) -> dict[str, Tensor]:
+def _leakage_of_half(logits: Tensor, queries: Tensor, lags: Sequence[int]) -> dict[str, Tensor]:
     """Means over the prompts of a half by name, [lag, query]; the names are those of science.md."""
     mean, place = logits.mean(0), torch.arange(logits.shape[-1])
     lag, seen = place[:, None] - place, mean.isfinite()
@@ -95,8 +93,7 @@ def _leakage_of_half(
 
     def log_sums(sink: Tensor, others: Tensor) -> Tensor:
         """Log-sum-exps [prompt, query] of logits of position 0 and of all others."""
-        both = torch.where(place == 0, sink, others).masked_fill(~seen, -math.inf)
-        return torch.cat([both, torch.full_like(both[..., :1], float(learned))], -1)[:, queries].logsumexp(-1)
+        return torch.where(place == 0, sink, others).masked_fill(~seen, -math.inf)[:, queries].logsumexp(-1)
 
     z, m = log_sums(logits, logits), log_sums(toeplitz, toeplitz)
     mean_z, mean_m = z.mean(0), m.mean(0)
@@ -106,7 +103,7 @@ def _leakage_of_half(
         s = mean[queries, queries - one]
         own, plain_one = logits[:, queries, queries - one] - z, toeplitz[:, queries, queries - one] - m
         values = {"S": s, "M": mean_m, "D": mean_z - mean_m, "l": s - mean_z, "X+": s - mean_z + mean_m}
-        values |= {"K": mean_k - mean_m, "R": mean_z - mean_k, "X": s - mean_z + mean_c, "M+": mean_c}
+        values |= {"K": mean_k - mean_m, "X": s - mean_z + mean_c, "M+": mean_c}
         values |= {"C": mean_c - mean_m, "V": mean_k - mean_c}
         logs = {"both": own, "w_mask": plain_one, "w_residual": own + mean_z - mean_z.mean()}
         logs |= {"neither": plain_one + mask}
@@ -114,45 +111,35 @@ def _leakage_of_half(
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def leakage(
-    logits: Tensor, first: int, last: int, lags: Sequence[int], sink: Tensor | float = -math.inf
-) -> dict[str, float]:
-    """Both forms for one head from its logits [prompt, query, key] (minus infinity where hidden) and learned sink logit.
+def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, list[float]]:
+    """First entries of the variables of both forms for one head, by name, from its logits [prompt, query, key].
 
-    Every Toeplitz average and log-sum-exp is of whole matrices; the two halves of the prompts are taken apart first.
+    Hidden logits are minus infinity. Every Toeplitz average and log-sum-exp is of whole matrices; the two halves of the
+    prompts are taken apart first.
     """
     queries, middle = torch.arange(first, last + 1), len(logits) // 2
-    halves = [_leakage_of_half(half.double(), queries, lags, sink) for half in (logits[:middle], logits[middle:])]
+    halves = [_leakage_of_half(half.double(), queries, lags) for half in (logits[:middle], logits[middle:])]
 
     def covariance(x: str, y: str) -> float:
         """Over queries, of one half with the other, mean over lags."""
         one, other = ([half[name] - half[name].mean(-1, keepdim=True) for half in halves] for name in (x, y))
         return float((one[0] * other[1] + one[1] * other[0]).mean() / 2)
 
-    uncorrected = float(((halves[0]["l"] + halves[1]["l"]) / 2).var(-1, correction=0).mean())
     shared, shared_whole = covariance("X", "M+"), covariance("X+", "M")
     both, only_mask, only_residual, neither = (covariance(x, x) for x in ("both", "w_mask", "w_residual", "neither"))
+    names = ("l", "S", "M", "D", "K", "X", "M+", "X+")
+    total, s, m, d, k, x, of_mask, whole = (covariance(name, name) for name in names)
+    uncorrected = float(((halves[0]["l"] + halves[1]["l"]) / 2).var(-1, correction=0).mean())
     return {
-        "total": covariance("l", "l"),
-        "logits": covariance("S", "S"),
-        "mask": covariance("M", "M"),
-        "denominator": covariance("D", "D"),
-        "covariance": 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D")),
-        "stream": covariance("X+", "X+"),
-        "log mask": covariance("M", "M") - shared_whole,
-        "log residual": covariance("X+", "X+") - shared_whole,
-        "steady stream": covariance("X", "X"),
-        "steady mask": covariance("M+", "M+") - shared,
-        "steady residual": covariance("X", "X") - shared,
-        "sink constant": covariance("C", "C"),
-        "sink varying": covariance("V", "V"),
-        "noise": uncorrected - covariance("l", "l"),
-        "sink": covariance("K", "K"),
-        "rest": covariance("R", "R"),
-        "both": both,
-        "only mask": only_mask,
-        "only residual": only_residual,
-        "neither": neither,
-        "weight mask": (only_mask - neither + both - only_residual) / 2,
-        "weight residual": (only_residual - neither + both - only_mask) / 2,
+        "log_form": [total, s, m, d, 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D"))],
+        "log_source": [m - shared_whole, whole - shared_whole],
+        "log_stream": [whole],
+        "steady_source": [of_mask - shared, x - shared],
+        "steady_stream": [x],
+        "log_noise": [uncorrected - total],
+        "log_sink": [k],
+        "sink_constant": [covariance("C", "C")],
+        "sink_varying": [covariance("V", "V")],
+        "weight_form": [both, only_mask, only_residual, neither],
+        "weight_source": [(both - neither + by) / 2 for by in (only_mask - only_residual, only_residual - only_mask)],
     }

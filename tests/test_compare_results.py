@@ -214,12 +214,12 @@ def test_leakage_is_compared_by_its_own_intervals(measured):
     total = abs(ds[ends[0]]) + 0.01
     known = {name: total * factor for name, factor in zip(ends, (1, 0.8, 1.5), strict=True)}
     one, other = ds.assign(known), ds.assign({name: 3 * values for name, values in known.items()})
-    row = compare_results(one, other).row("total (nat^2)")
+    row = compare_results(one, other).row("total (nat²)")
     assert (row.how, row.ratio) == ("own", True)
     reach = math.hypot(math.log(0.8), math.log(1.5))
     np.testing.assert_allclose(np.log(row.change[:3]), math.log(3) + reach * np.array([0, -1, 1]), rtol=1e-5)
     low = one.assign(log_form_of_model_low=-total)  # may be zero: no logarithm
-    change = compare_results(low, other).row("total (nat^2)")
+    change = compare_results(low, other).row("total (nat²)")
     assert not change.ratio
     assert change.change.value == pytest.approx(change.b - change.a)
     described = comparison_report(compare_results(one, other)).described

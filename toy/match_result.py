@@ -131,7 +131,7 @@ def _shapes(ds: xr.Dataset, documents: Sequence[str] | None) -> dict[str, Any]:
         for n, of in enumerate(places):
             own = samples(ds, "sensitivity", of, "")
             if own is not None and toys_learnt(ds, *of) == "trained":
-                shown = shape(own, runs=whose == "toy", documents=over, bootstrap=0)
+                shown = shape(own, runs=whose == "toy", documents=over)
                 values[n] = [getattr(shown, feature)[:3] for feature in FEATURES]
         columns = values.reshape([*(ds.sizes[dim] for dim in dims), -1])
         for n, (feature, end) in enumerate(product(FEATURES, ENDS)):

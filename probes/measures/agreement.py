@@ -46,7 +46,6 @@ from .jacobian import PRODUCTS, jacobian
 from .sinks import THRESHOLD, sinks
 
 EXACT_WIDTH = 64  # up to it the Jacobian is taken exactly: no more products than a sketch has
-BOOTSTRAP = 400
 _CURVE = ("prompt", "position")
 VARIABLES = {
     "sensitivity": Variable(_CURVE, "||J_j||_F / sqrt(d)"),
@@ -109,7 +108,7 @@ def portrait(
     exact, pieces = model.spec.width <= EXACT_WIDTH, pieces or Store()
     how: dict[str, Any] = {"method": "exact"} if exact else {"method": "sketch", "products": products}
     profile = jacobian(model, tokens, seed=seed, pieces=pieces, progress=part(progress, 0.0, 0.8), **how)
-    seen = sinks(model, tokens, keys="all", per_prompt=True, pieces=pieces, progress=part(progress, 0.8, 1.0))
+    seen = sinks(model, tokens, keys=range(tokens.shape[1]), pieces=pieces, progress=part(progress, 0.8, 1.0))
     alpha = seen["alpha"].transpose("prompt", "layer", "head", "key").values
     values = {name: profile[name].values for name in ("sensitivity", "elasticity")}
     values |= {"alpha": alpha.mean((1, 2)), "sink_rate": (alpha > THRESHOLD).mean((1, 2))}
@@ -140,13 +139,7 @@ def averaged(values: Samples, *, squares: bool = False) -> Float[np.ndarray, " p
 
 
 def taken_at(curve: Float[np.ndarray, " position"], points: int) -> Float[np.ndarray, " point"]:
-    """A curve at `points` even fractions from 0 to 1, interpolated in the logarithm; see the module's text on zeros.
-
-    Raises:
-        InputError: fewer than 2 points, or more than the curve has.
-    """
-    if not 2 <= points <= len(curve):
-        raise InputError(f"points={points} cannot be taken of {len(curve)} positions; give from 2 to {len(curve)}")
+    """A curve at `points` even fractions from 0 to 1, interpolated in the logarithm; see the module's text on zeros."""
     if points == len(curve):
         return np.array(curve, dtype=np.float64)
     at = fractions(points) * (len(curve) - 1)
@@ -179,8 +172,6 @@ def agreement(
         InputError: curves that cannot be compared.
     """
     a, b = _checked(one), _checked(other)
-    if paired and a.shape[1] != b.shape[1]:
-        raise InputError(f"{a.shape[1]} and {b.shape[1]} prompts cannot be paired; give the same ones, or paired=False")
     points, seeds = min(a.shape[-1], b.shape[-1]), len(a)
 
     def alike(x: Samples, y: Samples) -> tuple[float, float, float]:
@@ -210,8 +201,6 @@ def shape(
     *,
     runs: bool = False,
     documents: Sequence[str] | None = None,
-    bootstrap: int = BOOTSTRAP,
-    seed: int = 0,
 ) -> Shape:
     """The shape of a curve [seed, prompt, position], with intervals.
 
@@ -219,8 +208,6 @@ def shape(
         values: zero or more.
         runs: seeds are the units (toys); else documents are.
         documents: what each prompt is a window of; prompts are units where that is missing.
-        bootstrap: resamples of the units for the trough.
-        seed: of the resampling.
 
     Raises:
         InputError: values that are no curve, or fewer than 8 positions.
@@ -231,7 +218,7 @@ def shape(
     by_unit = found if runs else found.swapaxes(0, 1)
     unit = np.arange(len(by_unit)) if runs or documents is None else numbered(documents)
     with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
-        return shape_over(np.log(by_unit), unit, bootstrap=bootstrap, seed=seed)
+        return shape_over(np.log(by_unit), unit)
 
 
 def _alike(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

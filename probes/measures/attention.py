@@ -64,13 +64,6 @@ def part_of(attention: Attention, *, prompts: slice = ALL, heads: slice = ALL, p
     return replace(attention, **{name: None if x is None else x[at[name]] for name, x in parts.items()})
 
 
-def completed(attention: Attention) -> Attention:
-    """The attention with output and log-sum-exp, so that neither is computed twice."""
-    if attention.output is not None and attention.normalizer is not None:
-        return attention
-    return attend(attention, normalizer=True)
-
-
 def columns(attention: Attention, keys: Sequence[int]) -> Float[Tensor, "batch head query chosen"]:
     """The pattern's columns of the chosen keys, zero where a query does not see one."""
     j = torch.tensor(list(keys), dtype=torch.long, device=attention.query.device)
@@ -119,5 +112,10 @@ def run_watched(
     edits: Sequence[Edit] = (),
 ) -> None:
     """One pass without gradients, edited, in which `watcher` sees every block's attention, with log-sum-exp and output."""
-    with model.watching(lambda layer, attention: watcher(layer, completed(attention))), torch.no_grad():
+
+    def completed(layer: int, attention: Attention) -> None:  # so that neither is computed twice
+        known = attention.output is not None and attention.normalizer is not None
+        watcher(layer, attention if known else attend(attention, normalizer=True))
+
+    with model.watching(completed), torch.no_grad():
         model.residual(embeddings, edits=edits)

@@ -14,12 +14,12 @@ from ..data.recall import Maker, Rung, read_template
 from ..errors import InputError
 from ..models.checks import not_finite
 from ..models.view import View
-from ..run.precision import total
+from ..run.precision import double, precise
 from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
 
 RECALLED = 12  # pairs of the lists that recall is measured on
-LOGITS_AT_ONCE = 1 << 24  # next-token logits: 64 MiB in float32
+LOGITS_AT_ONCE = 1 << 23  # next-token logits, in float64: 64 MiB
 
 
 def consequences(
@@ -44,7 +44,7 @@ def consequences(
     def measured(n: int) -> Piece:
         views = [model] if original is None else [original, model]
         normed = [view.norm(view.residual(view.embed(tokens[n : n + 1])))[0] for view in views]
-        loss, kl = compared(model, normed, tokens[n])
+        loss, kl = compared(model, normed, tokens[n, 1:])
         report()
         return {"loss": loss[-1], "kl": kl[-1]}
 
@@ -57,27 +57,27 @@ def consequences(
 
 @torch.no_grad()
 def compared(
-    model: View, normed: Sequence[Float[Tensor, "position d"]], tokens: Int[Tensor, " position"]
+    model: View, normed: Sequence[Float[Tensor, "position d"]], following: Int[Tensor, " predicted"]
 ) -> tuple[Float[np.ndarray, "stream predicted"], Float[np.ndarray, "stream predicted"]]:
     """(`-log p` of every next token of a prompt, KL divergence of it from that of the first stream), by stream, in nats.
 
     Args:
         model: which reads next-token logits out, for some positions at a time.
         normed: streams of the prompt after the final norm.
-        tokens: the prompt. A loss is NaN where the head excludes its token, infinite where it is not finite otherwise.
+        following: the token after each of the first positions. A loss is NaN where the head excludes its token, infinite
+            where it is not finite otherwise.
     """
     rows = max(1, LOGITS_AT_ONCE // model.spec.vocabulary)
-    loss, kl = np.zeros((2, len(normed), len(tokens) - 1))
-    targets = tokens[1:].to(normed[0].device)
+    loss, kl = np.zeros((2, len(normed), len(following)))
+    targets = following.to(precise(normed[0].device))
 
     def log_p(stream: Tensor) -> Tensor:
-        logits = model.unembed(stream)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        return double(model.unembed(stream)).log_softmax(-1)
 
     for start in range(0, len(targets), rows):
         at = slice(start, min(start + rows, len(targets)))
         first = log_p(normed[0][at])
-        known, p = torch.isfinite(first), first.exp()
+        known, p = ~torch.isneginf(first), first.exp()
         for n, stream in enumerate(normed):
             own = log_p(stream[at]) if n else first
             each = functional.nll_loss(own, targets[at], reduction="none")
@@ -88,8 +88,15 @@ def compared(
             loss[n, at] = each.cpu().numpy()
             if n:
                 terms = (first - own).mul_(p).where(known, 0)
-                kl[n, at] = total(terms, -1).cpu().numpy()
+                kl[n, at] = terms.sum(-1).cpu().numpy()
     return loss, kl
+
+
+def known_mean(values: Float[np.ndarray, "*some predicted"]) -> Float[np.ndarray, "*some"]:
+    """Means of what is known; NaN where nothing is."""
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, values, 0).sum(-1) / known.sum(-1)
 
 
 def check_losses(model: View, loss: Float[np.ndarray, ...]) -> None:

@@ -34,17 +34,13 @@ class Band(NamedTuple):
     high: Float[np.ndarray, " position"]
 
 
-def smooth(curve: ArrayLike) -> Float[np.ndarray, " position"]:
-    """Moving average over an odd number of positions, about 5 % of them.
+def smooth(curves: ArrayLike) -> Float[np.ndarray, "*some position"]:
+    """Moving average of curves [..., position] over an odd number of positions, about 5 % of them.
 
     Towards the ends the window shrinks on both sides alike, down to the value itself: an average to one side only would
     move the minimum of a sloping curve.
     """
-    return smoothed(one_curve(curve, "the curve"))
-
-
-def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "*some position"]:
-    """`smooth` of many curves at once."""
+    values = np.asarray(curves, dtype=np.float64)
     half = int(SMOOTHED * values.shape[-1] / 2)
     inner = sliding_window_view(values, 2 * half + 1, axis=-1).mean(-1)
     first = [values[..., : 2 * r + 1].mean(-1, keepdims=True) for r in range(half)]
@@ -54,7 +50,7 @@ def smoothed(values: Float[np.ndarray, "*some position"]) -> Float[np.ndarray, "
 
 def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
     """`smooth` between the ends, which stay as they are: they stand out, and averages would smear them."""
-    values = one_curve(curve, "the curve")
+    values = np.asarray(curve, dtype=np.float64)
     return values if len(values) < 3 else np.concatenate([values[:1], smooth(values[1:-1]), values[-1:]])
 
 
@@ -62,7 +58,7 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's rank correlation; ties share their mean rank. NaN where a curve is constant.
 
     Raises:
-        InputError: the curves differ in length, have fewer than 2 points, or hold NaN.
+        InputError: the curves differ in length or have fewer than 2 points.
     """
     x, y = _pair(a, b)
     ranks = np.stack([rankdata(x), rankdata(y)])
@@ -78,11 +74,9 @@ def rms_log_error(a: ArrayLike, b: ArrayLike, *, free_scale: bool = False) -> fl
     both are zero agree; where only one is, the error is infinite.
 
     Raises:
-        InputError: the curves differ in length, have fewer than 2 points, are negative, or hold NaN.
+        InputError: the curves differ in length or have fewer than 2 points.
     """
     x, y = _pair(a, b)
-    if min(x.min(), y.min()) < 0:
-        raise InputError(f"a curve has the value {min(x.min(), y.min())}; logarithms need zero or more")
     if np.any((x == 0) != (y == 0)):
         return math.inf
     log = np.zeros(len(x))
@@ -101,9 +95,7 @@ def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
     Raises:
         InputError: the curves differ in length or have fewer than 2 points.
     """
-    x, y = one_curve(predicted, "the prediction"), one_curve(measured, "the measurement")
-    if len(x) != len(y) or len(x) < 2:
-        raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length, at least 2")
+    x, y = _pair(predicted, measured)
     if np.any((y == 0) & (x > 0)):
         return math.inf
     seen = y != 0
@@ -117,16 +109,12 @@ def rms_profile(sensitivity: ArrayLike, stderr: ArrayLike | None = None) -> Prof
     are independent, hence `stderr_j = sqrt(sum_p (s_pj e_pj)^2) / (P mean_j)` with `e` the standard errors of `s`.
 
     Raises:
-        InputError: the arrays are not [prompt, position] of the same shape, or empty.
+        InputError: the sensitivity is not [prompt, position], or empty.
     """
     values = np.asarray(sensitivity, dtype=np.float64)
     errors = np.zeros_like(values) if stderr is None else np.asarray(stderr, dtype=np.float64)
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"sensitivity has shape {list(values.shape)}; give [prompt, position], at least one of each")
-    if errors.shape != values.shape:
-        raise InputError(
-            f"stderr has shape {list(errors.shape)}, sensitivity {list(values.shape)}; they belong together"
-        )
     mean = np.sqrt(np.mean(values**2, axis=0))
     numerator = np.sqrt(np.sum((values * errors) ** 2, axis=0)) / len(values)
     error = np.divide(numerator, mean, out=np.zeros_like(mean), where=mean != 0)
@@ -139,19 +127,9 @@ def deviation(values: Float[np.ndarray, "prompt position"]) -> Float[np.ndarray,
 
 
 def band(curves: ArrayLike) -> Band:
-    """Geometric mean, minimum and maximum of curves [seed, position]; those that are all NaN (no such run) do not count.
-
-    Raises:
-        InputError: not [seed, position], no curve left, or negative values.
-    """
+    """Geometric mean, minimum and maximum of curves [seed, position]; those that are all NaN (no such run) do not count."""
     values = np.asarray(curves, dtype=np.float64)
-    if values.ndim != 2:
-        raise InputError(f"curves have shape {list(values.shape)}; give [seed, position]")
     values = values[~np.all(np.isnan(values), axis=1)]
-    if not len(values):
-        raise InputError("no curves to draw a band of; give at least one")
-    if np.any(values < 0):
-        raise InputError(f"a curve has the value {np.nanmin(values)}; geometric means need zero or more")
     with np.errstate(divide="ignore"):  # one zero makes the geometric mean zero, which exp(-inf) is
         centre = np.exp(np.mean(np.log(values), axis=0))
     return Band(centre, values.min(axis=0), values.max(axis=0))
@@ -213,20 +191,8 @@ def three_digits(value: float) -> str:
     return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
 
 
-def one_curve(values: ArrayLike, name: str) -> Float[np.ndarray, " position"]:
-    """One dimension, in double precision; `name` is what an error calls it."""
-    curve = np.asarray(values, dtype=np.float64)
-    if curve.ndim != 1:
-        raise InputError(f"{name} has shape {list(curve.shape)}; give one dimension, [position]")
-    return curve
-
-
 def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
-    x, y = one_curve(a, "the first curve"), one_curve(b, "the second curve")
-    if len(x) != len(y):
-        raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length")
-    if len(x) < 2:
-        raise InputError(f"the curves have {len(x)} points; give at least 2")
-    if np.isnan(x).any() or np.isnan(y).any():
-        raise InputError("a curve holds NaN; give numbers at every position")
+    x, y = (np.asarray(curve, dtype=np.float64) for curve in (a, b))
+    if len(x) != len(y) or len(x) < 2:
+        raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length, at least 2")
     return x, y

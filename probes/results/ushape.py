@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from ..errors import InputError
-from .curves import one_curve, smooth, smoothed
+from .curves import smooth
 from .statistics import Interval, ends, freedom, jackknife, resampling
 
 EDGE = 0.05  # the share of positions that counts as the beginning
@@ -52,9 +52,9 @@ def shape_of(curve: ArrayLike) -> Shape:
     """The shape of one curve [position]; NaN but for the trough where it is shorter than 8.
 
     Raises:
-        InputError: the curve is not one-dimensional, or has values that are negative or not finite.
+        InputError: the curve has values that are negative or not finite.
     """
-    values = one_curve(curve, "the curve")
+    values = np.asarray(curve, dtype=np.float64)
     if not np.all(seen := np.isfinite(values) & (values >= 0)):
         at = int(np.flatnonzero(~seen)[0])
         raise InputError(f"the curve has the value {values[at]} at position {at}; give sensitivities, zero or more")
@@ -67,7 +67,6 @@ def shape_over(
     unit: Int[np.ndarray, " sample"],
     *,
     bootstrap: int = 0,
-    seed: int = 0,
 ) -> Shape:
     """The shape of the geometric mean of curves, given by their logarithms (-inf for a zero), with 95 % intervals.
 
@@ -76,9 +75,8 @@ def shape_over(
         unit: which of the samples belong together; the jackknife leaves one out at a time, and ratios are taken by their
             logarithms.
         bootstrap: resamples of the units for the trough, which is a place and jumps; 0: it has no interval.
-        seed: of the resampling.
     """
-    drawn = resampling(len(logs), bootstrap if len(np.unique(unit)) > 1 else 0, seed, documents=list(map(str, unit)))
+    drawn = resampling(len(logs), bootstrap if len(np.unique(unit)) > 1 else 0, 0, documents=list(map(str, unit)))
     places = troughs(logs.mean(1), drawn.astype(np.float64))
     fraction = places / max(1, logs.shape[-1] - 1)
     low, high = (float(end[0]) for end in ends(fraction[:, None]))
@@ -131,7 +129,7 @@ def troughs(
     cut = np.isinf(logs).any(0)
     curves = np.exp(weights @ np.where(cut, 0.0, logs) / weights.sum(1, keepdims=True))
     curves[:, cut] = 0
-    return np.argmin(smoothed(curves), axis=1).astype(np.float64)
+    return np.argmin(smooth(curves), axis=1).astype(np.float64)
 
 
 def parts_of(profile: Float[np.ndarray, " position"]) -> np.ndarray:

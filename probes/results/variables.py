@@ -29,27 +29,13 @@ def labelled(table: Mapping[str, Variable], values: Mapping[str, Any]) -> dict[s
     return {name: variable.of(values[name]) for name, variable in table.items() if name in values}
 
 
-def with_low_high(
-    name: str, variable: Variable, interval: Iterable[ndarray], *, said: bool = True
-) -> dict[str, tuple[Any, ...]]:
-    """An estimate, and the low and high ends of its interval as `NAME_low` and `NAME_high`.
-
-    Args:
-        name, variable: of the estimate.
-        interval: the three.
-        said: whether the ends' names in words say what they are.
-    """
-    found = {}
-    for end, values in zip(("", "low", "high"), interval, strict=True):
-        more = f", {end} end of the 95 % interval" if said and end else ""
-        found[f"{name}_{end}" if end else name] = variable._replace(long_name=variable.long_name + more).of(values)
-    return found
+def with_low_high(name: str, variable: Variable, interval: Iterable[ndarray]) -> dict[str, tuple[Any, ...]]:
+    """An estimate, and the low and high ends of its interval as `NAME_low` and `NAME_high`."""
+    return {f"{name}{end}": variable.of(values) for end, values in zip(("", "_low", "_high"), interval, strict=True)}
 
 
-def with_ends(
-    name: str, variable: Variable, resamples: Float[ndarray, "resample ..."], *, said: bool = True
-) -> dict[str, tuple[Any, ...]]:
+def with_ends(name: str, variable: Variable, resamples: Float[ndarray, "resample ..."]) -> dict[str, tuple[Any, ...]]:
     """`with_low_high` of the estimate and its resamples; the estimate alone where there are none."""
     if len(resamples) == 1:
         return {name: variable.of(resamples[0])}
-    return with_low_high(name, variable, (resamples[0], *ends(resamples)), said=said)
+    return with_low_high(name, variable, (resamples[0], *ends(resamples)))

@@ -232,7 +232,7 @@ def _state(
         leaks = {form: forms[form] for form, *_ in (*FORMS.values(), *COMPONENTS.values())}
     else:
         leaks = {name: np.full_like(values, np.nan) for name, values in unknown.items()}
-    sink = sinks(model, tokens, keys=(0,), per_prompt=False, pieces=pieces, progress=heard["sinks"]).isel(key=0)
+    sink = sinks(model, tokens, keys=(0,), pieces=pieces, progress=heard["sinks"]).isel(key=0)
     losses, divergences = consequences(model, tokens, original, heard["loss"], pieces=pieces)
     sketch = {name: options[name] for name in ("products", "seed")}
     profile, first = None, tokens[: options["profile_prompts"]]
@@ -340,7 +340,7 @@ def _of_recall(before: xr.Dataset | None, after: xr.Dataset | None) -> Variables
         for when, values in (("before", first), ("after", second), ("change", second - first)):
             variable = Variable((), f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap", unit)
             ends = jackknife(np.mean, values, couples(before))
-            found |= with_low_high(f"recall_{name}_{when}", variable, ends, said=False)
+            found |= with_low_high(f"recall_{name}_{when}", variable, ends)
     return found
 
 

@@ -171,7 +171,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             components.append([model, f"not measured: {why}", "", "", ""])
     found = [
         Table("What each erasure changes", ("model", "erased", "rank", "removed", *OUTCOMES.values()), outcomes),
-        Table("Residual component of leakage, V(X)", ("model", "erased", "band", "nat^2", "change"), components),
+        Table("Residual component of leakage, V(X)", ("model", "erased", "band", "nat²", "change"), components),
         Table("Position in the stream", ("model", "layer", "R^2", "null"), layers),
     ]
     return [table for table in found if table.rows]
@@ -216,7 +216,7 @@ MEASURE = Measure(
         Headline("loss, change (nat)", partial(_by_prompt, name="loss", change=True), form="+.3g"),
         Headline("KL (nat)", partial(_by_prompt, name="kl"), ratio=True),
         Headline("R^2 at the last layer, anew", partial(_by_prompt, name="r2_last")),
-        Headline("V(X), change (nat^2)", partial(_own, name="residual_change"), form="+.3g"),
+        Headline("V(X), change (nat²)", partial(_own, name="residual_change"), form="+.3g"),
         Headline("log p of values, change (nat)", partial(_own, name="recall_log_p_change"), form="+.3g"),
         Headline("exact answers, change", partial(_own, name="recall_exact_change"), form="+.3g"),
     ),

@@ -38,12 +38,12 @@ from ...charts import (
 from ...measure import Headline, Measure
 from ...results.curves import estimate, spearman, with_interval
 from ...results.tables import Table, estimated, number, variance
+from .compute import NULLS
 from .compute import PARTS as PARTS
 from .compute import SOURCES as SOURCES
 from .compute import leakage as leakage
 
 BOUND = 0.25  # no number in [0, 1], which a weight is, varies by more
-NULLS = {"null_uniform": "uniform attention", "null_fresh": "fresh weights", "null_shuffled": "shuffled labels"}
 OF_SOURCES = {"mask": ("mask and constant sink", BLUE), "residual": ("residual stream", VERMILLION)}
 OF_PARTS = {"logits": VERMILLION, "mask": BLUE, "denominator": ORANGE, "covariance": GREEN}
 OF_NULLS = {"null_uniform": (SKY, DASHED), "null_fresh": (PURPLE, DOTTED), "null_shuffled": (GREY, DOTTED)}
@@ -130,7 +130,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         band = str(ds["band"].values[0])
         nulls = [f"{said} {estimated(ds, null, band=band)}" for null, said in NULLS.items() if null in ds]
         total = estimated(ds, "log_form_of_model", part="total", band=band)
-        said = f"at queries {band} log-attention varies with their place by {total} nat^2 ({', '.join(nulls)})"
+        said = f"at queries {band} log-attention varies with their place by {total} nat² ({', '.join(nulls)})"
         if null_fails(ds, band):
             found = (
                 "undecided, since block 0, whose stream holds no position, does not pass the check: take more prompts"
@@ -229,15 +229,15 @@ MEASURE = Measure(
     compute=leakage,
     options=Options,
     headlines=(
-        Headline("total (nat^2)", partial(_of_model, name="log_form", part="total"), ratio=True),
-        *(Headline(f"null of {words} (nat^2)", partial(with_interval, name=null)) for null, words in NULLS.items()),
+        Headline("total (nat²)", partial(_of_model, name="log_form", part="total"), ratio=True),
+        *(Headline(f"null of {words} (nat²)", partial(with_interval, name=null)) for null, words in NULLS.items()),
         Headline("share of mask and constant sink", partial(_share, form="steady", source="mask"), form=".0%"),
         Headline("share of the residual stream", partial(_share, form="steady", source="residual"), form=".0%"),
-        Headline("residual component V(X) (nat^2)", partial(_of_model, name="steady_stream"), ratio=True),
+        Headline("residual component V(X) (nat²)", partial(_of_model, name="steady_stream"), ratio=True),
         Headline("share of the mask, constant sink left in", partial(_share, form="log", source="mask"), form=".0%"),
-        Headline("V(X), constant sink left in (nat^2)", partial(_of_model, name="log_stream"), ratio=True),
-        Headline("constant sink (nat^2)", partial(_of_model, name="sink_constant"), ratio=True),
-        Headline("varying sink (nat^2)", partial(_of_model, name="sink_varying"), ratio=True),
+        Headline("V(X), constant sink left in (nat²)", partial(_of_model, name="log_stream"), ratio=True),
+        Headline("constant sink (nat²)", partial(_of_model, name="sink_constant"), ratio=True),
+        Headline("varying sink (nat²)", partial(_of_model, name="sink_varying"), ratio=True),
         Headline("total, weight form", partial(_of_model, name="weight_form", cell="both"), ratio=True),
     ),
     answer=answer,

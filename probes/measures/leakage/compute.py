@@ -81,11 +81,6 @@ The total has three nulls, what patterns leak that have learnt nothing about pos
 A total below the uniform null says that training has made patterns depend on the query's place less than the mask alone
 would have them.
 
-Null tests (in `tests/test_leakage.py`, on every bundled model). In block 0 streams carry no position, so V(S) and, behind a
-first token like any other, V(D) and the residual source are 0 within noise; behind BOS only R is, K being what BOS is.
-`log_neither` is 0 up to rounding. Patterns of known answer are recovered: equal logits (all mask, V(M) = Var log(i + 1));
-logits with an absolute bias under fixed denominators (all residual).
-
 The definition cannot tell whether a stream's positional content was itself made by the masks of blocks below. "Mask"
 is this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
 
@@ -159,7 +154,7 @@ def leakage(
         Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
         weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
         covariance; `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` =
-        V(K), `log_rest` = V(R); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`. `sink_constant` and
+        V(K); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`. `sink_constant` and
         `sink_varying`, the two parts of V(K); `steady_source`, `steady_stream`: with the constant sink on the side of the
         mask. `null_...` [band] beside the total of the model: `uniform` attention, `fresh` weights, `shuffled` query labels
         (97.5 % quantile). Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [...,
@@ -182,19 +177,16 @@ def leakage(
         halves = zip(halves_of(len(tokens)), halves_of(fresh), strict=True)  # the first of each: they share no document
         chosen = [half.start + n for half, some in halves for n in range(some.stop - some.start)]
         named: Any = None if documents is None else [documents[n] for n in chosen]
-        twin, again, store = (
-            model.reinitialized(seed),
-            resampling(fresh, bootstrap, seed, named),
-            pieces.within("fresh"),
-        )
-        found = splits(twin, tokens[chosen], bands, lags, again, part(progress, 0.0, first), pieces=store)
+        twin, again = model.reinitialized(seed), resampling(fresh, bootstrap, seed, named)
+        heard, store = part(progress, 0.0, first), pieces.within("fresh")
+        found = splits(twin, tokens[chosen], bands, lags, again, heard, pieces=store)
         known["null_fresh"] = found["log_form"][:, 0].mean((1, 2))
         del twin
     found = splits(model, tokens, bands, lags, drawn, part(progress, first, 1.0), pieces=pieces)
     known["null_shuffled"] = np.percentile(found.pop("shuffled").mean((2, 3)), INTERVAL[1], axis=1)
     variables: dict[str, tuple[Any, ...]] = {}
     for name, values in known.items():
-        variables |= with_ends(name, Variable(("band",), NULLS[name], "nat^2"), values, said=False)
+        variables |= with_ends(name, Variable(("band",), f"leakage, log form: {NULLS[name]}", "nat^2"), values)
     for name, values in found.items():  # [resample, entry, layer, head, band]
         variables |= _levels(name, values)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
@@ -215,20 +207,16 @@ def _levels(name: str, values: np.ndarray) -> dict[str, tuple[Any, ...]]:
     }
     for level, (dims, at) in levels.items():
         variable = Variable(entry + dims, long_name, units)
-        variables |= with_ends(level, variable, at if entry else at[:, 0], said=False)
+        variables |= with_ends(level, variable, at if entry else at[:, 0])
     if entry == ("source",):
         total = of_model.sum(1, keepdims=True)
         shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
         level = f"{name.removesuffix('_source')}_share_of_model"
-        variables |= with_ends(level, Variable((*entry, "band"), long_name), shares, said=False)
+        variables |= with_ends(level, Variable((*entry, "band"), long_name), shares)
     return variables
 
 
-NULLS = {
-    "null_uniform": "leakage, log form: uniform attention",
-    "null_fresh": "leakage, log form: fresh weights",
-    "null_shuffled": "leakage, log form: 97.5 % quantile under shuffled query labels",
-}
+NULLS = {"null_uniform": "uniform attention", "null_fresh": "fresh weights", "null_shuffled": "shuffled labels"}
 _STREAM = "variance of what the residual stream adds to the log-weights"
 _SINK = "variance of what position 0 adds to the log-denominator"
 _SHAPLEY = "log form, Shapley value of each source"
@@ -242,7 +230,6 @@ _TABLE = {
     "log_sink": ("", _SINK),
     "sink_constant": ("", f"{_SINK} with its mean logit held constant"),
     "sink_varying": ("", "variance of what position 0's mean logit adds by changing with the query"),
-    "log_rest": ("", "variance of what the rest of the residual stream adds to the log-denominator"),
     "log_neither": ("", "leakage, log form, with both sources removed"),
     "weight_form": ("cell", "leakage, weight form, by the sources that are on"),
     "weight_source": ("source", "leakage, weight form, Shapley value of each source and what is left without"),
@@ -280,7 +267,7 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
     if count < LEAST_PROMPTS:
         raise InputError(f"{count} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}")
     lags = tuple(lags)
-    if not lags or len(set(lags)) < len(lags) or any(not isinstance(lag, int) or lag < 1 for lag in lags):
+    if not lags or len(set(lags)) < len(lags) or min(lags) < 1:
         raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")
     window = min((w for w in model.spec.windows if w is not None), default=None)
     if window is not None and max(lags) >= window:
@@ -296,8 +283,6 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
                 f"band {first}-{last} does not fit lags up to {max(lags)} and {length} positions; "
                 f"give at least two queries within {max(lags) + 1}-{length - 1}"
             )
-    if len(set(bands)) < len(bands):
-        raise InputError(f"bands {', '.join(map(name_of, bands))} repeat one; give each once")
     return bands, lags
 
 
@@ -317,28 +302,17 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
         InputError: too few for two halves of several.
     """
     if asked is None:
-        fits = not model.offloaded and _bytes(model) < available(model.device)
-        asked = FRESH_PROMPTS if fits else 0
-    if isinstance(asked, bool) or not isinstance(asked, int) or (asked != 0 and asked < LEAST_PROMPTS):
+        module = getattr(getattr(model, "original", model), "_model", None)
+        weights = sum(p.numel() * p.element_size() for p in module.parameters()) if module is not None else 0
+        asked = FRESH_PROMPTS if not model.offloaded and weights < available(model.device) else 0
+    if asked and asked < LEAST_PROMPTS:
         raise InputError(
-            f"fresh={asked} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}, or 0 for no "
-            "null of fresh weights"
+            f"fresh={asked} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}, or 0 for none"
         )
     return min(asked, prompts)
-
-
-def _bytes(model: View) -> int:
-    """Of the weights behind a view, where it has any to show."""
-    module = getattr(getattr(model, "original", model), "_model", None)
-    return 0 if module is None else sum(p.numel() * p.element_size() for p in module.parameters())
-
-
-def name_of(band: Band) -> str:
-    """As in 9-31."""
-    return f"{band[0]}-{band[1]}"
 
 
 def band_coordinates(bands: Sequence[Band]) -> dict[str, Any]:
     """Coordinates of the dimension `band`."""
     first, last = ((("band",), list(ends)) for ends in zip(*bands, strict=True))
-    return {"band": [name_of(band) for band in bands], "band_first": first, "band_last": last}
+    return {"band": [f"{a}-{b}" for a, b in bands], "band_first": first, "band_last": last}

@@ -182,8 +182,8 @@ def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
     stream = s - (z - with_constant)  # X, and M beside it with the constant sink
     whole, of_mask = s - (z - m), with_constant
     parts = (s - z, s, m, z - m, stream, of_mask, whole, with_sink - m, with_constant - m, with_sink - with_constant)
-    total, logits, mask, denominator, of_stream, of_terms, of_whole, sink, constant, varying, rest, neither = (
-        covariance(y, y) for y in (*parts, z - with_sink, toeplitz)
+    total, logits, mask, denominator, of_stream, of_terms, of_whole, sink, constant, varying, neither = (
+        covariance(y, y) for y in (*parts, toeplitz)
     )
     shared, shared_whole = covariance(stream, of_mask), covariance(whole, m)
     found = {
@@ -196,7 +196,6 @@ def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
         "log_sink": (sink,),
         "sink_constant": (constant,),
         "sink_varying": (varying,),
-        "log_rest": (rest,),
         "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
     }
     both, only_mask, neither, only_residual = (covariance(x, x) for x in map(drawn.__getitem__, OF_LAGS[2:]))

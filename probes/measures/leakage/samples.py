@@ -137,8 +137,12 @@ def sampled(attention: Attention, lag_means: Float[Tensor, "prompt head lag"], b
     distance = (queries[:, None] - torch.arange(stop)).clamp_min(0).to(device)
     # A hidden entry stays hidden: minus infinity and a finite shift.
     shift = (t[:, distance] - mean).masked_fill_(hidden, 0)
-    steady = _Steady(mean[..., 0], t[:, first:stop], hidden[:, 0])
-    by = {"mask": shift[..., 0], "sink": torch.zeros_like(shift[..., 0]), "constant": steady.shift}
+    # Position 0's mean logit without position in any stream: b t(i) plus a constant, b = 0 or 1, whichever is nearer to it.
+    own_t, hides = t[:, first:stop], hidden[:, 0]
+    flat, toeplitz = (_steadied(mean[..., 0], b * own_t, hides).square().sum(-1, keepdim=True) for b in (0, 1))
+    b = (toeplitz < flat).to(t)
+    constant = _steadied(mean[..., 0], b * own_t, hides)
+    by = {"mask": shift[..., 0], "sink": torch.zeros_like(shift[..., 0]), "constant": constant}
 
     log_z: dict[str, list[Tensor]] = {name: [] for name in by}
     patterns: dict[str, Any] = dict.fromkeys(by, 0)  # means over prompts
@@ -158,8 +162,8 @@ def sampled(attention: Attention, lag_means: Float[Tensor, "prompt head lag"], b
         block, moved = rows(some), lag_means[some] - t
         away = (block - mean.to(block)).masked_fill_(hidden.to(block.device), 0)
         added = moved.to(block)[..., distance] - away
-        constant = steady.towards(double(away[..., 0]), moved[..., first:stop])
-        for name, own in {"mask": added[..., 0], "sink": 0 * added[..., 0], "constant": constant.to(block)}.items():
+        constant = _steadied(double(away[..., 0]), b * moved[..., first:stop], hides).to(block)
+        for name, own in {"mask": added[..., 0], "sink": 0 * added[..., 0], "constant": constant}.items():
             weights = patterns[name].to(block)
             through = (weights[..., 1:] * added[..., 1:]).sum(-1) + weights[..., 0] * own
             moved_z[name].append(log_z[name][n] + double(through))
@@ -172,26 +176,15 @@ def sampled(attention: Attention, lag_means: Float[Tensor, "prompt head lag"], b
     )
 
 
-class _Steady:
-    """Position 0's mean logit as it would be without position in any stream: Toeplitz or not, plus a constant of the band.
+def _steadied(
+    mean: Float[Tensor, "*some head query"], t: Float[Tensor, "*some head query"], hidden: Bool[Tensor, " query"]
+) -> Tensor:
+    """What is added to a logit on position 0 of this mean to make it t(i) plus a constant of the band, [*some, head, query].
 
-    For each head the mean over prompts E s_i0 becomes b t(i) + constant, b = 0 or 1, whichever is nearer to it.
+    0 at queries that do not see position 0.
     """
-
-    def __init__(
-        self, mean: Float[Tensor, "head query"], t: Float[Tensor, "head query"], hidden: Bool[Tensor, " query"]
-    ) -> None:
-        self._hidden, spreads = hidden, []
-        for b in (1, 0):
-            self._b = b
-            spreads.append(self.towards(mean, t).square().sum(-1, keepdim=True))
-        self._b = (spreads[0] < spreads[1]).to(t)
-        self.shift = self.towards(mean, t)
-
-    def towards(self, mean: Float[Tensor, "*some head query"], t: Float[Tensor, "*some head query"]) -> Tensor:
-        """What is added to a logit of this mean at queries that see position 0, [*some, head, query]; 0 at others."""
-        away = (mean - self._b * t).masked_fill(self._hidden, 0)
-        return (away.sum(-1, keepdim=True) / (~self._hidden).sum().clamp_min(1) - away).masked_fill(self._hidden, 0)
+    away = (mean - t).masked_fill(hidden, 0)
+    return (away.sum(-1, keepdim=True) / (~hidden).sum().clamp_min(1) - away).masked_fill(hidden, 0)
 
 
 def lag_means_of(attention: Attention) -> Float[Tensor, "prompt head lag"]:

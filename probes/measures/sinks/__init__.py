@@ -34,11 +34,10 @@ CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 class Options(options.Options):
     """Find attention sinks, and what every head does with position 0: reads, parks, reacts or ignores.
 
-    Writes sinks.nc, sinks.md and the chart: the sink rate of keys beside uniform attention and Wu's fraction, how many heads
-    have which role, and all heads, the strongest sinks first.
+    Writes sinks.nc, sinks.md and the chart: the sink rate of keys beside uniform attention and Wu's fraction, and all heads
+    with their roles, the strongest sinks first.
 
     Examples:
-      headwater sinks tiny-llama
       headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2
       headwater sinks ./checkpoint --keys all --reacts off --length 1024
       headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
@@ -55,7 +54,7 @@ class Options(options.Options):
         "those that take most; it costs about half a pass per head and prompt.",
         "off",
     )
-    effect_prompts: int = options.option("Prompts for --effect: the first ones.", 8)
+    effect_prompts: int = options.option("Prompts for --effect: the first ones.", 8, min=1)
     evict: str | None = options.option(
         "Numbers of first keys that a cache keeps beside the last, as in 0,1,4: loss and KL against all keys."
     )
@@ -115,7 +114,7 @@ def _over_heads(ds: xr.Dataset, *, name: str) -> xr.DataArray:
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """In how many heads position 0 is a sink, in which most, and in how many it would be by uniform attention."""
-    return [f"{model}: {_sink(ds)}{_roles(ds)}" for model, ds in results.items()]
+    return [f"{model}: {_sink(ds)}{_roles(ds)}." for model, ds in results.items()]
 
 
 def _sink(ds: xr.Dataset) -> str:
@@ -137,15 +136,14 @@ def _roles(ds: xr.Dataset) -> str:
     """How many heads have which role, or why none has one."""
     if "roles_withheld" in ds.attrs:
         return f"; {ds.attrs['roles_withheld']}"
-    return f"; of the heads {', '.join(f'{count} {role[:-1]}' for role, (count, _) in counts(ds).items())}"
+    return f"; of the heads {', '.join(f'{count} {role[:-1]}' for role, count in counts(ds).items())}"
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """All heads, the strongest sinks first; keys; counts by role; collectors and caches where measured."""
+    """All heads, the strongest sinks first; keys; collectors and caches where measured."""
     parts = (
         ("Heads, the strongest sinks first", COLUMNS, head_rows),
         ("Keys", ("key", "sink rate", "over tau", "alpha", "uniform"), _keys),
-        ("Heads by role", ("role", "heads", "surely"), _counts),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
     )
@@ -160,10 +158,6 @@ def _keys(ds: xr.Dataset) -> list[list[str]]:
     alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
     columns = (ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, ds["uniform"].mean("layer"))
     return [[str(key), *(number(column.sel(key=key), ".4f") for column in columns)] for key in ds["key"].values]
-
-
-def _counts(ds: xr.Dataset) -> list[list[str]]:
-    return [[role, str(count), str(sure)] for role, (count, sure) in counts(ds).items()]
 
 
 def cache_rows(ds: xr.Dataset) -> list[list[str]]:

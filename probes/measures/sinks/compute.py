@@ -35,18 +35,11 @@ o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before a
 - Norms at position 0 and at the rest of `|v_j|` and `|k_j|` (rotated; repeated for the heads that share it).
 - Sizes beside the stream, and the head's role: `probes.measures.sinks.roles`. `reads` is a share of the head's own output,
   which tends to 1 wherever attention does, however little the head writes: it says nothing about use, the role does.
-
-Costs. One prompt at a time, and no pattern is held. Chosen keys are columns made from the kernel's log-sum-exp; sizes of
-writing are quadratic forms with each head's Gram matrix `W_O W_O^T` [c, c], made once for all prompts; attention is run
-once more, with position 0 hidden: about a tenth of a plain forward pass together. `keys="all"` makes every pattern once
-more, block of queries by block. `reacts` runs every prompt twice, and makes both patterns of the queries that see position
-0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from numbers import Integral, Real
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -83,12 +76,11 @@ def sinks(
     tokens: Int[Tensor, "prompt position"],
     *,
     keys: Any = None,
-    threshold: Any = THRESHOLD,
-    tau: Any = TAU,
-    per_prompt: bool | None = None,
+    threshold: float = THRESHOLD,
+    tau: float = TAU,
     reacts: Any = None,
     effect: Any = None,
-    effect_prompts: Any = EFFECT_PROMPTS,
+    effect_prompts: int = EFFECT_PROMPTS,
     evict: Any = None,
     keep: Any = None,
     documents: Sequence[str] | None = None,
@@ -103,7 +95,6 @@ def sinks(
         keys: positions, or "all"; the first 8 unless told, or as many of them as there are.
         threshold: [Gu]'s eps for alpha.
         tau: [Wu]'s, for single weights.
-        per_prompt: keep alpha of every prompt instead of the mean; unless told, for chosen keys only.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
         effect: heads whose effect is measured (see `probes.measures.sinks.effect`): True or "all", or how many, those
@@ -118,9 +109,9 @@ def sinks(
         progress: called with (passes done, passes in all), each of a prompt.
 
     Returns:
-        Dataset with the variables of `VARIABLES`, `tokens`, and attributes that say what made it. `alpha`
-        has a dimension `prompt` if asked. What is kept of every prompt comes with `..._low`, `..._high` and, as [prompt,
-        ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
+        Dataset with the variables of `VARIABLES`, `tokens`, and attributes that say what made it. `alpha` of chosen keys has
+        a dimension `prompt`, of all keys it is the mean. What is kept of every prompt comes with `..._low`, `..._high` and,
+        as [prompt, ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
         `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
         measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`. Where a norm
         follows on the attention's output there are neither roles nor sizes beside the stream, and the attribute
@@ -137,22 +128,25 @@ def sinks(
     prompts, length = tokens.shape
     if documents is not None and len(documents) != prompts:
         raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
-    more = {"threshold": threshold, "tau": tau, "effect_prompts": effect_prompts}
-    options = _checked(model, tokens, keys, effect, evict, keep, **more)
-    every, first, last = options["keys"] == "all", options["evict"] or [], options["keep"] or []
-    chosen = range(length) if every else options["keys"]
-    options["per_prompt"] = not every if per_prompt is None else per_prompt
+    for name, share in {"threshold": threshold, "tau": tau}.items():
+        if not 0 <= share < 1:
+            raise InputError(f"{name}={share} is no share of attention; give a number from 0 to below 1")
+    every = isinstance(keys, str) and keys == "all"
+    usual = range(length if every else min(FIRST_KEYS, length))
+    chosen = _distinct("keys", usual if every or keys is None else keys, 0, length)
+    first, last = _kept(evict, keep, length)
+    most = model.spec.blocks * model.spec.heads
+    heads = most if effect is True or effect == "all" else min(int(effect or 0), most)
+    on = tokens[:effect_prompts] if heads else tokens[:0]
+    if first or heads:
+        check_logits(model)
     views = [model] if reacts is None else [model, swapped(model, reacts)]
-    options["reacts"] = None if reacts is None else views[1].replacement  # pyright: ignore[reportAttributeAccessIssue]
-    heads = model.spec.blocks * model.spec.heads if options["effect"] == "all" else options["effect"] or 0
-    on = tokens[: options["effect_prompts"]] if heads else tokens[:0]
     passes = prompts + len(on) * (1 + heads / 2)
     passes += prompts * len({None, *caches(model, length, first, last).values()}) * bool(first)
     report, pieces = Tally(progress, passes, per=model.spec.blocks), pieces or Store()
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
 
-    limits = (options["threshold"], options["tau"])
-    sums = Sums(model, tokens, None if every else tuple(chosen), *limits, options["per_prompt"], report)
+    sums = Sums(model, tokens, None if every else tuple(chosen), threshold, tau, report)
     found = sums.measured(views, retry, pieces)
     if not all(np.isfinite(found[name]).all() for name in ("alpha", *NORMS)):
         raise not_finite(model, "attention")
@@ -168,7 +162,7 @@ def sinks(
     later |= evictions(model, tokens, first, last, retry, report, pieces) if first else {}
     report.finish()
 
-    coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": list(chosen)}
+    coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": chosen}
     coords |= {"place": list(PLACES)} | ({} if model.spec.post_norm else {"role": list(ROLES)})
     if every:
         found |= collectors(found.pop("by_key"), found["uniform"], tokens.cpu().numpy(), documents)
@@ -179,6 +173,16 @@ def sinks(
     intervals |= estimates(later, documents)
     for name, each in (by_prompt | later).items():
         variables |= _with_ends(name, intervals[name], each, prompts)
+    options = {
+        "keys": "all" if every else chosen,
+        "threshold": threshold,
+        "tau": tau,
+        "reacts": None if reacts is None else views[1].replacement,  # pyright: ignore[reportAttributeAccessIssue]
+        "effect": "all" if heads == most else heads or None,
+        "effect_prompts": len(on) or None,
+        "evict": first or None,
+        "keep": last or None,
+    }
     attrs = provenance(model, tokens, measurement="sinks", **options)
     attrs |= {"roles_withheld": WITHHELD} if model.spec.post_norm else {}
     return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
@@ -240,59 +244,27 @@ def _with_ends(name: str, interval: Interval, each: np.ndarray, prompts: int) ->
 # --------------------------------------------------------------------------------------------------- options
 
 
-def _checked(model: View, tokens: Tensor, keys: Any, effect: Any, evict: Any, keep: Any, **more: Any) -> dict[str, Any]:
-    """Options as they are measured and recorded; None where something is not measured.
-
-    Raises:
-        InputError: one that cannot be used.
-    """
-    (prompts, length), heads = tokens.shape, model.spec.blocks * model.spec.heads
-    if keys is None:
-        keys = range(min(FIRST_KEYS, length))
-    if not isinstance(keys, str) or keys != "all":
-        keys = _distinct("keys", keys, 0, length, ", or 'all'")
-    for name in ("threshold", "tau"):
-        share = more[name]
-        if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= float(share) < 1:
-            raise InputError(f"{name}={share} is no share of attention; give a number from 0 to below 1")
-    count = None
-    if effect is not None and effect is not False:
-        count = heads if effect is True or effect == "all" else min(_whole("effect", effect, 1, ", or all"), heads)
-    effect_prompts = min(_whole("effect_prompts", more["effect_prompts"], 1), prompts)
+def _kept(evict: Any, keep: Any, length: int) -> tuple[list[int], list[int]]:
+    """Numbers of first and of last keys that caches keep; none where they are not measured."""
     if evict is None and keep is not None:
         raise InputError(f"keep={keep} has no use without evict; say how many first keys are kept")
-    if evict is not None:
-        usual = [number for number in KEEP if number < length]
-        if keep is None and not usual:
-            raise InputError(f"prompts of {length} positions lose no key with the usual {KEEP[0]} kept; give keep")
-        evict = _distinct("evict", evict, 0, length)
-        keep = _distinct("keep", usual if keep is None else keep, 1, length)
-    if count or evict:
-        check_logits(model)
-    return {
-        "keys": keys,
-        "threshold": float(more["threshold"]),
-        "tau": float(more["tau"]),
-        "effect": "all" if count == heads else count,
-        "effect_prompts": effect_prompts if count else None,
-        "evict": evict,
-        "keep": keep,
-    }
+    if evict is None:
+        return [], []
+    usual = [number for number in KEEP if number < length]
+    return _distinct("evict", evict, 0, length), _distinct("keep", usual if keep is None else keep, 1, length)
 
 
-def _whole(name: str, value: Any, least: int, more: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise InputError(f"{name}={value} cannot be used; give a whole number, {least} or more{more}")
-    return int(value)
+def _distinct(name: str, values: Any, least: int, length: int) -> list[int]:
+    """Whole numbers below a prompt's length; a single one counts as a list of it.
 
-
-def _distinct(name: str, values: Any, least: int, length: int, more: str = "") -> list[int]:
-    """Whole numbers below a prompt's length; a single one counts as a list of it."""
-    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
-    remedy = f"give whole numbers from {least} to {length - 1}{more}"
+    Raises:
+        InputError: one that cannot be used, none, or one twice.
+    """
+    listed: list[Any] = np.atleast_1d(values).tolist()
+    remedy = f"give whole numbers from {least} to {length - 1}"
     for value in listed:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) < length:
+        if not isinstance(value, int) or not least <= value < length:
             raise InputError(f"{name}={value} cannot be used with prompts of {length} positions; {remedy}")
     if not listed or len(set(listed)) < len(listed):
         raise InputError(f"{name}={','.join(map(str, listed))} name {'a number twice' if listed else 'none'}; {remedy}")
-    return [int(value) for value in listed]
+    return listed

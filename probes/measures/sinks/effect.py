@@ -28,12 +28,11 @@ from torch import Tensor
 from ...models.checks import not_finite
 from ...models.view import Attention, Edit, View
 from ...run.memory import Retry, share_of
-from ...run.precision import double, precise
 from ...run.store import Piece, Store
 from ..attention import columns
+from ..consequences import compared, known_mean
 
 ROWS = 4096  # positions of heads in a batch
-LOGITS_AT_ONCE = 1 << 23  # next-token logits, in float64: 64 MiB
 NAMES = ("effect", "loss_change")
 
 
@@ -101,28 +100,9 @@ def _of_prompt(
             removed.clear()  # from this block alone
             for block in trace.blocks[layer + 1 :]:
                 stream = block(stream)
-            streams = torch.cat([trace.residual[-1], stream])
-            found["effect"][layer, batch], found["loss_change"][layer, batch] = _compared(model, streams, tokens[0])
+            normed = model.norm(torch.cat([trace.residual[-1], stream]))
+            loss, kl = compared(model, list(normed), tokens[0].roll(-1))  # the last one's loss is left out
+            found["effect"][layer, batch] = kl[1:, 1:].mean(1)
+            found["loss_change"][layer, batch] = known_mean((loss[1:] - loss[0])[:, 1:-1])
             report(len(batch) * (blocks - layer))
     return found
-
-
-def _compared(
-    model: View, streams: Float[Tensor, "rows position d"], tokens: Int[Tensor, " position"]
-) -> tuple[Float[np.ndarray, " changed"], Float[np.ndarray, " changed"]]:
-    """KL divergence from the first stream's next tokens, and change of their loss, of all other streams.
-
-    Means over positions from 1 on. Tokens that the model's head excludes have no loss, and are left out of that mean.
-    """
-    divergence, change, count = [], [], len(streams)
-    following = tokens.roll(-1).to(precise(streams.device))  # the last one's is left out below
-    step = max(1, LOGITS_AT_ONCE // (model.spec.vocabulary * count))
-    for at in torch.arange(1, len(tokens), device=streams.device).split(step):
-        log_p = double(model.unembed(model.norm(streams[:, at]))).log_softmax(-1)  # [row, position, id]
-        one, others = log_p[:1], log_p[1:]
-        terms = one.exp() * (one - others)
-        divergence.append(torch.where(torch.isneginf(one), 0, terms).sum(-1))
-        loss = -log_p.gather(-1, following[at.to(following.device)].expand(count, -1)[..., None])[..., 0]
-        change.append((loss[1:] - loss[:1]).masked_fill(torch.isposinf(loss[:1]), torch.nan))
-    each = torch.cat(divergence, 1).mean(1), torch.cat(change, 1)[:, :-1].nanmean(1)
-    return each[0].cpu().numpy(), each[1].cpu().numpy()

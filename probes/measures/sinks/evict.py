@@ -9,8 +9,6 @@ over the positions i from 1 on but the last:
 Positions whose cache has lost something, i >= s + w ("cut"), are kept apart from those before ("whole"), where both are 0
 but for rounding. Intervals (95 %) are jackknifed over documents. Where no key is evicted, s + w >= T, nothing is run.
 
-Costs about a plain forward pass for each s, w and numbering, with next-token logits at every position.
-
 Source: [Xiao], arXiv 2309.17453.
 """
 
@@ -29,7 +27,7 @@ from ...models.evict import evicted, fixed
 from ...models.view import View
 from ...run.memory import Retry
 from ...run.store import Piece, Store
-from ..consequences import check_losses, compared
+from ..consequences import check_losses, compared, known_mean
 
 KEEP = (64, 128, 256)  # last keys, unless told; of shorter prompts, those below their length
 NUMBERINGS = ("text", "cache")
@@ -83,7 +81,7 @@ def evictions(
             report(model.spec.blocks)
             return view.norm(view.residual(view.embed(tokens[n : n + 1])))[0]
 
-        loss, kl = retry(lambda: compared(model, [run(view) for view in views], tokens[n]))
+        loss, kl = retry(lambda: compared(model, [run(view) for view in views], tokens[n, 1:]))
         return {"loss": loss, "kl": kl}
 
     by_prompt = pieces.each("evict", len(tokens), measured)
@@ -95,12 +93,5 @@ def evictions(
         row, cut = rows.index(kept), at >= first[a] + last[b]
         numbers = zip(NAMES, (loss[:, 0], loss[:, row] - loss[:, 0], kl[:, row]), strict=True)
         for (name, values), (d, chosen) in product(numbers, enumerate((~cut, cut))):
-            found[name][:, a, b, c, d] = _mean(values[:, chosen & (at >= 1)])
+            found[name][:, a, b, c, d] = known_mean(values[:, chosen & (at >= 1)])
     return found
-
-
-def _mean(values: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
-    """Means of what is known; NaN where nothing is."""
-    known = ~np.isnan(values)
-    with np.errstate(invalid="ignore"):
-        return np.where(known, values, 0).sum(-1) / known.sum(-1)

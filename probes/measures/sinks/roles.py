@@ -54,13 +54,7 @@ WITHHELD = (
     "roles of heads and sizes relative to the stream are withheld: a norm follows the attention's output, and sizes are "
     "measured before it"
 )
-# Of each role the ways to it, of each way its conditions: of a variable, above (1) or below (-1) a limit.
-WAYS: dict[str, list[list[tuple[str, int, float]]]] = {
-    "reads": [[("written", 1, LARGE)]],
-    "parks": [[("attends", 1, ATTENDS), ("output_own", -1, SMALL)]],
-    "reacts": [[("reacts", 1, REACTS)], [("reacts_output", 1, LARGE)]],
-}
-ROLES = (*WAYS, "ignores")
+ROLES = ("reads", "parks", "reacts", "ignores")
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 # Columns of a table of heads, and their variables.
 NUMBERS = {name: name for name in ("effect", "attends", "written", "output")} | {"own output": "output_own"}
@@ -81,26 +75,25 @@ def estimates(
     return intervals
 
 
-def _holds(interval: Interval, sign: int, limit: float) -> Bool[np.ndarray, "three layer head"]:
-    """Whether a condition holds by the estimate, surely, and possibly.
-
-    Comparisons with NaN are false: of what is not known nothing holds, nothing surely, and anything possibly.
-    """
-    value, low, high = (sign * np.asarray(x) for x in (interval[0], *interval[1:3][::sign]))
-    return np.stack([value > sign * limit, low > sign * limit, ~(high < sign * limit)])
-
-
 def assigned(
     found: Mapping[str, Interval],
 ) -> tuple[Bool[np.ndarray, "role layer head"], Bool[np.ndarray, "layer head"]]:
     """Each head's role, one true of `ROLES`, and whether it is sure; see the module's text."""
-    roles = np.zeros((len(ROLES), *np.shape(found["written"].value)), dtype=bool)
+
+    def beyond(name: str, limit: float, sign: int = 1) -> Bool[np.ndarray, "three layer head"]:
+        """Whether a size is above (below with -1) a limit by the estimate, surely, and possibly.
+
+        Comparisons with NaN are false: of what is not known nothing holds, nothing surely, and anything possibly.
+        """
+        value, low, high = (sign * np.asarray(x) for x in (found[name][0], *found[name][1:3][::sign]))
+        return np.stack([value > sign * limit, low > sign * limit, ~(high < sign * limit)])
+
+    rules = [beyond("written", LARGE), beyond("attends", ATTENDS) & beyond("output_own", SMALL, -1)]
+    if "reacts" in found:
+        rules.append(beyond("reacts", REACTS) | beyond("reacts_output", LARGE))
+    roles = np.zeros((len(ROLES), *rules[0].shape[1:]), dtype=bool)
     free, sure, earlier = np.ones_like(roles[0]), np.zeros_like(roles[0]), np.ones_like(roles[0])
-    for role, ways in zip(roles, WAYS.values(), strict=False):
-        if any(name not in found for way in ways for name, *_ in way):
-            continue
-        each = [np.all([_holds(found[name], sign, limit) for name, sign, limit in way], axis=0) for way in ways]
-        holds, surely, possibly = np.any(each, axis=0)
+    for role, (holds, surely, possibly) in zip(roles, rules, strict=False):
         role[:] = free & holds
         sure |= role & earlier & surely
         earlier &= ~possibly
@@ -116,13 +109,9 @@ def role_names(ds: xr.Dataset) -> np.ndarray:
     return ds["role"].values.astype(str)[ds["has_role"].transpose("role", "layer", "head").values.argmax(0)]
 
 
-def counts(ds: xr.Dataset) -> dict[str, tuple[int, int]]:
-    """By role: how many heads have it, and how many of them surely; nothing where roles are withheld."""
-    if "has_role" not in ds:
-        return {}
-    has = ds["has_role"].sel(role=list(ROLES)).transpose("role", "layer", "head").values > 0
-    sure = has & (ds["role_sure"].values > 0)
-    return {role: (int(has[n].sum()), int(sure[n].sum())) for n, role in enumerate(ROLES)}
+def counts(ds: xr.Dataset) -> dict[str, int]:
+    """How many heads have each role; nothing where roles are withheld."""
+    return {role: int(ds["has_role"].sel(role=role).sum()) for role in ROLES} if "has_role" in ds else {}
 
 
 def strongest(values: Any, n: int | None = None) -> list[tuple[int, int]]:

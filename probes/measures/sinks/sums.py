@@ -8,7 +8,7 @@ position 0 takes everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +53,6 @@ class Sums:
         tokens: the prompts.
         chosen: the keys; None for all.
         threshold, tau: as of `probes.sinks`.
-        separate: whether alpha is kept of every prompt.
         report: called after every block.
     """
 
@@ -62,12 +61,11 @@ class Sums:
     chosen: tuple[int, ...] | None
     threshold: float
     tau: float
-    separate: bool
     report: Callable[[], Any]
 
     def __post_init__(self) -> None:
         self.spec, (self.prompts, self.length) = self.model.spec, self.tokens.shape
-        self.by_prompt = {*MEANS, *SIZES, "by_key", *["alpha"] * self.separate}
+        self.by_prompt = {*MEANS, *SIZES, "by_key" if self.chosen is None else "alpha"}
         self.keys = range(self.length) if self.chosen is None else self.chosen
         self.grams = [_gram(self.model.output_weights(layer)) for layer in range(self.spec.blocks)]
         self.by_stream, self.ahead = torch.empty(0), None
@@ -93,7 +91,17 @@ class Sums:
             piece = _joined([self.of_prompt(torch.cat([view.embed(prompt) for view in views])) for prompt in prompts])
             return {name: x if name in self.by_prompt else x.sum(0, keepdims=True) for name, x in piece.items()}
 
-        return self.results(store.each("sinks", len(together), lambda group: retry(lambda: of_group(group))))
+        pieces = store.each("sinks", len(together), lambda group: retry(lambda: of_group(group)))
+        found = _joined(list(pieces))
+        sums = {name: found.pop(name).sum(0) for name in [*found] if name not in self.by_prompt}
+        rate, over = sums.pop("sinks") / (self.prompts * self.spec.heads), sums.pop("over") / self.prompts
+        with np.errstate(invalid="ignore"):  # a head that writes nothing
+            reads = np.sqrt(sums.pop("own") / sums.pop("whole"))
+        uniform = [uniform_alpha(self.length, self.keys, window, self.spec.prefix) for window in self.spec.windows]
+        found = {name: np.sqrt(x) if name in SIZES else x for name, x in found.items()}
+        found |= {name: x / self.prompts if name in NORMS else x for name, x in sums.items()}
+        found |= {"reads": reads, "sink_rate": rate, "sink_rate_of_model": rate.mean(0), "uniform": np.stack(uniform)}
+        return found | {"over_tau": over, "over_tau_of_model": over.mean((0, 1))}
 
     def of_prompt(self, embeddings: Float[Tensor, "batch position d"]) -> Piece:
         """The numbers of one prompt [1, layer, head, ...].
@@ -115,7 +123,6 @@ class Sums:
             block["sinks"] = (block["alpha"] > self.threshold).sum(0, dtype=torch.float64)
             if self.chosen is None:  # means over heads, of keys that may count as collectors
                 block["by_key"] = block["alpha"][:, : counted(self.length)].sum(0) / self.spec.heads
-            if not self.separate:
                 block["alpha"] /= self.prompts
             blocks.append(block)
             self.report()
@@ -166,20 +173,6 @@ class Sums:
             "own": double(own.sum(-1)),
             "whole": double(whole.sum(-1)),
         }
-
-    def results(self, pieces: Iterable[Piece]) -> dict[str, np.ndarray]:
-        """What is reported, of all pieces in their order."""
-        found = _joined(list(pieces))
-        sums = {name: torch.from_numpy(found.pop(name).sum(0)) for name in [*found] if name not in self.by_prompt}
-        own, whole = (sums.pop(name) for name in ("own", "whole"))
-        rate, over = sums.pop("sinks") / (self.prompts * self.spec.heads), sums.pop("over") / self.prompts
-        sums |= {"reads": (own / whole).sqrt()}
-        sums |= {name: sums[name] / self.prompts for name in NORMS}
-        sums |= {"sink_rate": rate, "sink_rate_of_model": rate.mean(0)}
-        sums |= {"over_tau": over, "over_tau_of_model": over.mean((0, 1))}
-        found = {name: np.sqrt(x) if name in SIZES else x for name, x in found.items()}
-        uniform = [uniform_alpha(self.length, self.keys, window, self.spec.prefix) for window in self.spec.windows]
-        return found | {name: x.numpy() for name, x in sums.items()} | {"uniform": np.stack(uniform)}
 
 
 def _joined(parts: Sequence[Piece]) -> Piece:
