@@ -55,7 +55,6 @@ def test_what_is_refused():
     for function, curves, message in (
         (shape_of, [[1.0] * 9 + [math.nan]], "the value nan at position 9"),
         (spearman, [[1.0, 2.0], [1.0, 2.0, 3.0]], "2 and 3 points"),
-        (rms_profiles, [xr.Dataset({"leakage": ("lag", [1.0])})], "the result has leakage, no sensitivity"),
     ):
         with pytest.raises(InputError, match=message):
             function(*curves)

@@ -139,14 +139,7 @@ def rms_profiles(ds: xr.Dataset, variable: str = "sensitivity") -> dict[str, lis
     """`rms_profile` of a result of `jacobian`, single or combined: by condition, one per seed, in the result's order.
 
     `variable` may be another of its variables [..., prompt, position]; standard errors are those of the sensitivity alone.
-
-    Raises:
-        InputError: the result holds no such variable.
     """
-    if variable not in ds or not {"prompt", "position"} <= set(ds[variable].dims):
-        raise InputError(
-            f"the result has {', '.join(map(str, ds.data_vars)) or 'nothing'}, no {variable}; give one of jacobian"
-        )
     ds = by_condition(ds, variable)
     names = [variable, "stderr"] if variable == "sensitivity" and "stderr" in ds else [variable]
     found: dict[str, list[Profile]] = {}

@@ -10,23 +10,30 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ... import options
+from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels
 from ...data.positions import read_ranges
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.swap import parse_replacement
 from ...results.dataset import options_of
 from ...results.tables import Table, estimated, number
-from .chart import CAPTION, chart
 from .collectors import COLUMNS as TOKEN_COLUMNS
 from .collectors import token_rows
 from .compute import TAU as TAU
 from .compute import THRESHOLD as THRESHOLD
 from .compute import sinks as sinks
 from .evict import DIMS
-from .roles import COLUMNS, counts, head_rows
+from .roles import COLUMNS, counts, head_rows, role_names
 
+COLORS = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
+CAPTION = (
+    "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dots: what heads do with "
+    "position 0. Grey: uniform attention."
+)
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 
 
@@ -169,6 +176,53 @@ def cache_rows(ds: xr.Dataset) -> list[list[str]]:
             losses = (number(at["evict_loss_before"], ".3f"), estimated(at, "evict_loss_change", "+.3f"))
             rows.append([*map(str, place), *losses, estimated(at, "evict_kl", ".3f")])
     return rows
+
+
+# --------------------------------------------------------------------------------------------------------------- chart
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """Which heads attend to position 0 and what they do with it, and which keys are sinks."""
+    rows = [
+        Panel("block", _heads, height=3.0),
+        Panel("alpha, mean over heads", _alphas),
+        Panel("share", _rates, share=True),
+    ]
+    return panels(results, rows, CAPTION)
+
+
+def _heads(cell: Axes, ds: xr.Dataset) -> None:
+    roles = role_names(ds)
+    heat(
+        cell,
+        ds["attends"],
+        "mean weight on position 0",
+        {role: (roles == role, color) for role, color in COLORS.items()},
+    )
+
+
+def _alphas(cell: Axes, ds: xr.Dataset) -> None:
+    alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim not in ("layer", "key")])
+    low, high = alpha.min("layer"), alpha.max("layer")
+    uniform = Series("uniform", ds["uniform"].mean("layer"), GREY, x=ds["key"], line=DASHED)
+    curves(cell, [uniform, Series("mean, range of blocks", alpha.mean("layer"), INK, low, high, x=ds["key"])], log=True)
+    _key_axis(cell, ds)
+
+
+def _rates(cell: Axes, ds: xr.Dataset) -> None:
+    marker = "o" if ds.sizes["key"] <= 16 else ""
+    rate = Series("of heads: alpha above the threshold", ds["sink_rate_of_model"], INK, x=ds["key"], marker=marker)
+    over = Series("of queries: weight above tau", ds["over_tau_of_model"], BLUE, x=ds["key"], marker=marker)
+    curves(cell, [rate, over])
+    _key_axis(cell, ds)
+
+
+def _key_axis(cell: Axes, ds: xr.Dataset) -> None:
+    if ds.sizes["key"] > 16:
+        cell.set_xscale("symlog", linthresh=1)
+    else:
+        cell.set_xticks(ds["key"].values)
+    cell.set_xlabel("key position")
 
 
 MEANS = {"attends": "mean weight on 0", "reads": "reads", "reacts": "reacts", "sink_logit_share": "sink logit's weight"}
