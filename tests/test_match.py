@@ -150,7 +150,7 @@ def test_agreement_and_shape_of_toys_are_those_of_elasticities_in_the_result(don
         assert float(ds[f"agreement_{field}"].sel(where)) == pytest.approx(value)
     for whose, of, runs in (("model", own, False), ("toy", toys, True)):
         at = {"state": "pretrained"} if whose == "model" else {"variant": "matched", "training": "retrieval"}
-        for end, value in zip(("", "_low", "_high"), shape(of, runs=runs, bootstrap=0).recency[:3], strict=True):
+        for end, value in zip(("", "_low", "_high"), shape(of, runs=runs).recency[:3], strict=True):
             assert float(ds[f"{whose}_recency{end}"].sel(at)) == pytest.approx(value)
 
 
