@@ -56,9 +56,9 @@ class Course:
         size = max(1, TOKENS_AT_ONCE // tokens.shape[1])
         for half, prompts in enumerate(halves_of(len(tokens))):
             for n, chunk in enumerate(tokens[prompts].split(size)):
-                stream = torch.cat([model.embed(prompt[None]) for prompt in chunk])
-                self._streams[half, n] = aside(stream, folder)
-        self._device, self._blocks = stream.device, model.trace(stream[:1]).blocks
+                self._streams[half, n] = aside(torch.cat([model.embed(prompt[None]) for prompt in chunk]), folder)
+        first = model.embed(tokens[:1])
+        self._device, self._blocks = first.device, model.trace(first).blocks
 
     @torch.no_grad()
     def through(self, layer: int) -> Iterator[tuple[tuple[int, int], Attention]]:
