@@ -1,10 +1,13 @@
-"""Results: what they say about their making, round trips through files, damage, and joining runs."""
+"""Results: what they say about their making, round trips through files, damage, joining, folders of them, and tables."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +16,13 @@ import xarray as xr
 from bigram import bigram
 from measured import refused
 
+from probes.cli.console import print_report
 from probes.errors import InputError
 from probes.results import dataset as results
 from probes.results.dataset import combine, dataset, load, provenance, save
+from probes.results.folder import collect
+from probes.results.tables import Report, Table, interval, number, ranges
+from probes.run.store import FOLDER
 
 TOKENS = torch.arange(6).reshape(2, 3)
 
@@ -126,17 +133,6 @@ def test_combined_results_survive_a_file(tmp_path):
     assert combine([run("pretrained", None)])["seed"].values.tolist() == [0]
 
 
-def test_the_time_of_a_run_is_no_part_of_what_was_measured():
-    early, late = (
-        combine([run("pretrained", None, created=f"{hour}:59"), run("init", 0, created=f"{hour + 1}:00")])
-        for hour in (12, 17)
-    )
-    assert "created" not in early.variables
-    assert (early.attrs["created"], late.attrs["created"]) == ("13:00", "18:00")
-    assert early.equals(late)
-    assert not early.equals(combine([run("pretrained", None), run("init", 1)]))
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -159,3 +155,83 @@ def test_dtypes_say_what_a_gguf_file_stored_but_for_fresh_weights():
     for condition, said in (("pretrained", "float32 dequantized from Q4_0"), ("init", "float32")):
         ds = xr.Dataset(attrs={"condition": condition, "dtype": "float32", "weights_file": file})
         assert results.number_types(ds) == [said]
+
+
+def put(path: Path, value: float = 0.0, **attrs: str) -> None:
+    save(xr.Dataset({"x": ((), np.float64(value))}, attrs={"headwater": "0", **attrs}), path)
+
+
+def test_kinds_and_names(tmp_path):
+    for n, (file, attrs) in enumerate(
+        {
+            "jacobian/jacobian-tiny-llama": {"model": "tiny-llama"},
+            "jacobian/jacobian-tiny-llama-ntk": {"model": "tiny-llama-ntk"},
+            "jacobian/jacobian-Qwen-Qwen2.5-0.5B": {"model": "Qwen/Qwen2.5-0.5B"},
+            "sinks/sinks": {"model": "alone"},
+            "steps/sinks-tiny-llama@step100": {"model": "tiny-llama"},
+            "theory/map": {"measurement": "map"},
+            "toy/retrieval": {},
+            "toy/long/position-bias": {},
+            "leakage": {"model": "at/the top"},
+            "llm/jacobian/jacobian-smollm2-135m": {"model": "smollm2-135m"},
+            "llm/code/sinks/sinks-smollm2-135m": {"model": "smollm2-135m"},
+        }.items()
+    ):
+        put(tmp_path / f"{file}.nc", n, **attrs)
+    put(tmp_path / "sinks" / FOLDER / "tiny-llama-sinks.nc", model="tiny-llama")  # unfinished work is left out,
+    put(tmp_path / "toy/.unfinished-retrieval/x.nc")  # and hidden
+    found = collect(tmp_path)
+    values = {kind: {name: float(ds["x"]) for name, ds in found[kind].items()} for kind in found}
+    assert values == {
+        "jacobian": {"Qwen/Qwen2.5-0.5B": 2, "smollm2-135m": 9, "tiny-llama": 0, "tiny-llama-ntk": 1},
+        "sinks": {"alone": 3},
+        "steps": {"tiny-llama@step100": 4},
+        "map": {"map": 5},
+        "toy": {"retrieval": 6},
+        "toy/long": {"position-bias": 7},
+        "leakage": {"at/the top": 8},
+        "code/sinks": {"smollm2-135m": 10},
+    }
+    assert list(found["jacobian"]) == ["Qwen/Qwen2.5-0.5B", "smollm2-135m", "tiny-llama", "tiny-llama-ntk"]
+    assert found.files["map", "map"] == tmp_path / "theory/map.nc"  # the order above is not the files'
+    assert set(found.files) == {(kind, name) for kind in found for name in found[kind]}
+
+
+def test_what_is_not_there_is_empty_and_what_cannot_be_is_refused(tmp_path):
+    found = collect(tmp_path)
+    assert (len(found), dict(found["jacobian"])) == (0, {})
+    with pytest.raises(InputError, match=r"nowhere' is no folder"):
+        collect(tmp_path / "nowhere")
+    for file in ("sinks", "sinks-tiny-llama"):
+        put(tmp_path / f"sinks/{file}.nc", model="tiny-llama")
+    with pytest.raises(InputError, match="both of 'tiny-llama'; remove"):
+        collect(tmp_path)
+    (tmp_path / "sinks/sinks.nc").write_bytes(b"torn")
+    with pytest.raises(InputError, match="cannot be read"):
+        collect(tmp_path)
+
+
+def test_a_report_is_printed_with_its_sentences_last(capsys):
+    described = "Mean norms, " + "and what they are, " * 20 + "end."
+    table = Table("Means", ("model", "mean"), [["ape", "1"]])
+    print_report(Report("Sizes", described, [replace(table, title="First"), table], ["ape: one"]))
+    lines = capsys.readouterr().out.splitlines()
+    at = [lines.index(line) for line in ("Sizes", "First:", "Means:", "ape: one")]
+    assert at == sorted(at)
+    assert (at[0], at[-1]) == (0, len(lines) - 1)
+    assert " ".join(lines[1 : at[1]]).split() == described.split()
+    assert max(map(len, lines)) <= 120
+
+
+def test_numbers_as_text():
+    said = {(): "", (4,): "4", (3, 4): "3-4", (3, 4, 5, 9, 12, 13): "3-5, 9, 12-13", (0, 2, 4): "0, 2, 4"}
+    assert {numbers: ranges(numbers) for numbers in said} == said
+    values = (0.12345, -2, math.nan, np.float32(1e-7), 0, 999.6, -25_123, 1.2e6)
+    assert [number(value) for value in values] == ["0.123", "-2", "-", "1e-07", "0", "1,000", "-25,100", "1.2e+06"]
+    assert number(-0.125, ".0%") == "-12%"
+    assert interval(0.5, 0.25, 0.75) == "0.5 [0.25, 0.75]"
+    assert interval(-0.5, -1.25, 0.75, form=".0%") == "-50% [-125%, 75%]"
+    assert interval(0.5) == interval(0.5, math.nan, 0.75) == "0.5"
+    assert interval(math.nan, 0.25, 0.75) == "-"
+    for low, high in ((-math.inf, math.inf), (-math.inf, 0.3), (0.1, math.inf)):
+        assert interval(0.17, low, high, form=".0%") == "?"
