@@ -139,9 +139,7 @@ FOLDERS: dict[str, list[Row]] = {
         ("gone.nc OUT/other.nc", "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote"),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
-    "families": [
-        ("llama bloom", "model type 'bloom' is none that is known here; headwater families lists those that are")
-    ],
+    "families": [("llama bloom", "model type 'bloom' is not supported; supported families: llama, mistral, ministral")],
     "selftest": [
         ("--device cuda:99", "device 'cuda:99' cannot be used"),
     ],

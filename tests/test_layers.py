@@ -25,7 +25,7 @@ LAYERS = (
 )
 CONTENTS = "probes"  # the table of contents: it names modules of every layer and imports none before it is asked
 ADAPTERS = {"probes.models.huggingface", "probes.models.lens"}
-BELOW_ADAPTERS = {"probes.models.fresh", "probes.models.listening"}
+BELOW_ADAPTERS = {"probes.models.fresh"}
 LOADING = {"probes.models.load", "probes.models.named"}  # may import adapters
 READERS = {f"probes.models.gguf.{name}" for name in ("config", "tensors", "tokenizer")}  # of what only it can read
 MAY_IMPORT_TRANSFORMERS = ADAPTERS | BELOW_ADAPTERS | LOADING | READERS

@@ -24,7 +24,7 @@ from probes.measures.leakage.forms import resampling
 from probes.measures.leakage.forms import split as split_of
 from probes.measures.leakage.samples import halves_of, lag_means_of, sampled
 from probes.models.load import load
-from probes.models.masks import causal_mask
+from probes.models.masks import sees
 from probes.models.view import Attention
 
 REPORTS = Path(__file__).parent.parent / "reports" / "llm" / "leakage"
@@ -62,7 +62,7 @@ def test_split_is_the_definition_entry_by_entry(window, at_once, monkeypatch):
     logits = torch.randn(7, 2, 18, 18, generator=generator, dtype=torch.float64) * 1.5
     monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", at_once)
     found = split(made_of(logits, window=window), *bands)
-    hidden = logits.masked_fill(~causal_mask(18, window), -math.inf)
+    hidden = logits.masked_fill(~sees(torch.arange(18)[:, None], torch.arange(18), window), -math.inf)
     for head, (n, band) in product(range(2), enumerate(bands)):
         for name, known in reference_heads.leakage(hidden[:, head], *band, LAGS).items():
             assert found[name][: len(known), head, n].tolist() == pytest.approx(known, rel=1e-9, abs=1e-12), name

@@ -23,7 +23,6 @@ from fingerprint import difference, fingerprint
 from measured import watched
 from sim import ONE, OTHER, Simulated
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 import probes
 from probes.models import split
@@ -167,7 +166,7 @@ def test_policies_and_dtypes(tmp_path):
 def test_bad_placement_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refusals: list[tuple[dict[str, Any], str]] = [
-        ({"device_map": "everywhere"}, "device_map 'everywhere' does not exist"),
+        ({"device_map": "everywhere"}, "'tiny-llama' cannot be loaded .* but found everywhere"),
         ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "'tiny-llama' cannot be loaded .*`size`"),
         ({"offload_folder": "off"}, "goes with a device_map"),
         ({"device_map": "auto", "device": "cpu"}, "does not go with device 'cpu'"),
@@ -184,7 +183,7 @@ def test_tied_weights_are_not_parted(tmp_path):
     assert probes.load(tmp_path, device_map=dict.fromkeys(parted, "disk")).offloaded
 
 
-def offloaded(folder: Path, how: str) -> PreTrainedModel:
+def offloaded(folder: Path, how: str) -> Any:
     """A llama that accelerate has put on disk or in main memory, by a map or as a whole."""
     if how == "map":
         return on_disk("llama", folder)
@@ -214,7 +213,6 @@ def test_split_in_memory_gives_the_same_and_stays_as_it_was(how, tmp_path, unche
         if "_hf_hook" in vars(module):
             assert vars(module)["forward"].args == (module,)
             assert vars(module)["_old_forward"].__self__ is module
-    assert not {"to", "cuda"} & set(vars(copied))  # accelerate's were bound to the caller's model
 
 
 def test_lost_offload_folder_is_named(tmp_path):

@@ -25,11 +25,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.models.fused import attend, check_edits
+from probes.models.fused import Listening, attend
 from probes.models.identity import weights_hash
 from probes.models.initialization import CONFIG, Rule
 from probes.models.view import (
-    Attention,
     Edit,
     Identity,
     Linear,
@@ -52,7 +51,6 @@ from .model import (
     joined,
     normed,
     queries_keys_values,
-    shared,
     written,
 )
 from .train import Trained
@@ -168,22 +166,18 @@ class Toy(Watched):
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
     ) -> Float[Tensor, "batch position d"]:
-        return self._streams(embeddings, edits)[-1]
+        return self._streams(embeddings, Listening(self.spec, edits, self._watcher, self.device))[-1]
 
     @torch.no_grad()
     def trace(
-        self,
-        embeddings: Float[Tensor, "batch position d"],
-        *,
-        attention: bool = False,
-        edits: Sequence[Edit] = (),
+        self, embeddings: Float[Tensor, "batch position d"], *, attention: bool = False, edits: Sequence[Edit] = ()
     ) -> Trace:
-        seen: list[Attention] | None = [] if attention else None
-        streams = self._streams(embeddings.detach(), edits, seen)
-        blocks = tuple(partial(self._block, layer, edits, None) for layer in range(self.spec.blocks))
+        heard = Listening(self.spec, edits, self._watcher, self.device, recording=attention)
+        streams = self._streams(embeddings.detach(), heard)
+        blocks = tuple(partial(self._recorded, layer, edits) for layer in range(self.spec.blocks))
         turns = self._at(embeddings.shape[1]).turns
         rotation = None if turns is None else (turns[0, 0, 0, 0], turns[1, 0, 0, 0])
-        return Trace(tuple(streams), blocks, (rotation,) * self.spec.blocks, tuple(seen or ()))
+        return Trace(tuple(streams), blocks, (rotation,) * self.spec.blocks, tuple(heard.attention.values()))
 
     def output_weights(self, layer: int) -> Float[Tensor, "head c d"]:
         """Rows of W_O by head; without W_O rows of the identity."""
@@ -222,38 +216,35 @@ class Toy(Watched):
         rows = {name: x[..., :length, :] for name in ("turns", "added") if (x := getattr(s, name)) is not None}
         return replace(s, bias=s.bias[..., :length, :length], **rows)
 
-    def _streams(self, embeddings: Tensor, edits: Sequence[Edit], seen: list[Attention] | None = None) -> list[Tensor]:
-        """One pass: what every block reads and what the last one writes; how blocks attended goes to `seen`."""
+    def _streams(self, embeddings: Tensor, heard: Listening) -> list[Tensor]:
+        """One pass: what every block reads and what the last one writes."""
         self._check(embeddings)
-        check_edits(edits, self.spec)
         streams, stream = [], embeddings
         for layer in range(self.spec.blocks):
-            streams.append(_edited(edits, layer, "residual", stream))
-            stream = self._block(layer, edits, seen, streams[-1])
+            streams.append(heard.edited(layer, "residual", stream))
+            stream = self._block(layer, heard, streams[-1])
         return [*streams, stream]
 
-    def _block(self, layer: int, edits: Sequence[Edit], seen: list[Attention] | None, stream: Tensor) -> Tensor:
-        """One block, its queries, keys, values and what heads mix edited, its attention added to `seen` and watched."""
+    def _recorded(self, layer: int, edits: Sequence[Edit], stream: Tensor) -> Tensor:
+        return self._block(layer, Listening(self.spec, edits, self._watcher, self.device), stream)
+
+    def _block(self, layer: int, heard: Listening, stream: Tensor) -> Tensor:
+        """One block, its queries, keys, values and what heads mix edited, its attention heard."""
         a, weights, switches, x = self.architecture, self._weights, self._at(stream.shape[1]), stream[None]
         parts = (part[0] for part in queries_keys_values(a, weights, switches, layer, x))
-        sites, watcher = ("query", "key", "value"), self._watcher
-        read = {site: _edited(edits, layer, site, part) for site, part in zip(sites, parts, strict=True)}
-        attention = Attention(
-            **{site: part if site == "query" else shared(a, part) for site, part in read.items()},
-            scale=a.head_dim**-0.5,
-            softcap=None,
-            window=a.window,
-            slopes=self._slopes,
-            prefix=self.spec.prefix,
-            reweigh=tuple(edit.function for edit in edits if (edit.layer, edit.site) == (layer, "logits")),
-        )
-        attention = attend(attention, normalizer=watcher is not None)
+        read = {
+            site: heard.edited(layer, site, part) for site, part in zip(("query", "key", "value"), parts, strict=True)
+        }
+        masks: dict[str, Any] = {
+            "softcap": None,
+            "window": a.window,
+            "slopes": self._slopes,
+            "prefix": self.spec.prefix,
+        }
+        attention = attend(heard.multiplied(layer, **read, **masks), normalizer=heard.watcher is not None)
         assert attention.output is not None
-        if seen is not None:
-            seen.append(attention.detached(self.device))
-        if watcher is not None:
-            watcher(layer, attention.detached(self.device))
-        mixed = _edited(edits, layer, "output", attention.output)
+        heard.attended(layer, attention)
+        mixed = heard.edited(layer, "output", attention.output)
         return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
 
     def _check(self, embeddings: Tensor) -> None:
@@ -318,14 +309,6 @@ class Toy(Watched):
             bos=self.bos,
             positional=positional,
         )
-
-
-def _edited(edits: Sequence[Edit], layer: int, site: str, value: Tensor) -> Tensor:
-    """The value at a site of a block after the edits of it, in their order."""
-    for edit in edits:
-        if (edit.layer, edit.site) == (layer, site):
-            value = edit(value)
-    return value
 
 
 def _spec(a: Architecture, table: int) -> Spec:

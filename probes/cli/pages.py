@@ -150,33 +150,23 @@ def compare(
 def families(
     kinds: list[str] | None = argument("Model types, as config.json has them; none: all.", metavar="[MODEL_TYPE]..."),
 ) -> None:
-    """List the families of models that can be measured, with which backends, and those that are refused, with the reason.
+    """List the families of models that can be measured, and with which backends.
 
     A model's type is the field model_type of its config.json. Nothing is loaded or measured.
 
     Examples:
       headwater families
-      headwater families qwen3_moe gemma4_text
+      headwater families qwen3_moe gemma2
     """
-    from ..models.families import FAMILIES, REFUSED
+    from ..models.families import FAMILIES, family_of
     from ..models.gguf.config import ARCHITECTURES
 
-    unknown = next((kind for kind in kinds or [] if kind not in FAMILIES and kind not in REFUSED), None)
-    if unknown is not None:
-        raise InputError(f"model type '{unknown}' is none that is known here; headwater families lists those that are")
     rows = []
-    for kind, family in FAMILIES.items():
+    for kind in kinds or FAMILIES:
+        family = family_of(kind)
         lens = "yes" if family.no_lens is None else f"no: {family.no_lens}"
-        lens += "" if family.lens_halves else ", in float32 and float64"
         rows.append([kind, family.models, lens, "yes" if kind in ARCHITECTURES else "no"])
-    for columns, found in (
-        (("supported", "models", "TransformerLens", "GGUF"), rows),
-        (("refused", "why"), [[kind, why] for kind, why in REFUSED.items()]),
-    ):
-        chosen = [row for row in found if not kinds or row[0] in kinds]
-        if chosen:
-            print_table(columns, chosen)
-            print()
+    print_table(("supported", "models", "TransformerLens", "GGUF"), rows)
 
 
 @command()

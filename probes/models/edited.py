@@ -108,11 +108,7 @@ class Edited:
 
     @torch.no_grad()
     def trace(
-        self,
-        embeddings: Float[Tensor, "batch position d"],
-        *,
-        attention: bool = False,
-        edits: Sequence[Edit] = (),
+        self, embeddings: Float[Tensor, "batch position d"], *, attention: bool = False, edits: Sequence[Edit] = ()
     ) -> Trace:
         """As `View` says, but a change of the stream belongs to the block that reads it: derivatives pass through it.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .edited import Change, Edited, unheard
-from .pointwise import rotate
+from .linear import rotate
 from .view import Attention, Edit, Spec, View
 
 

@@ -6,7 +6,7 @@ The code elsewhere has no branches by family.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -183,10 +183,6 @@ def _gpt_neox_fused(block: Any) -> dict[str, Tensor]:
     return dict(zip("qkv", fused.unbind(1), strict=True))
 
 
-def _bidirectional(config: Any) -> str | None:
-    return "its attention is bidirectional: there is no mask to measure" if config.use_bidirectional_attention else None
-
-
 @dataclass(frozen=True)
 class Family:
     """Where a family keeps what the view needs, and the block class that `parts` knows how to take apart."""
@@ -206,10 +202,7 @@ class Family:
     post_norm: bool = False  # as `parts` has it: norms on the branches' outputs
     planes: bool = False  # rotations have one cosine and sine per plane, and not one per feature
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
-    refuses: Callable[[Any], str | None] = lambda config: None  # why a configuration of the family is not supported
     no_lens: str | None = None  # why TransformerLens does not run it; None: it does
-    lens_halves: bool = True  # it does so in 16 bits, too
-    lens_drops: Callable[[Any], str | None] = lambda config: None  # what of a configuration its bridges do not follow
 
 
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
@@ -221,8 +214,8 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "qwen2": Family("Qwen2, Qwen2.5", "Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3", "Qwen3DecoderLayer", _llama_parts),
         "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts),
-        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, post_norm=True, lens_halves=False),
-        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, post_norm=True, lens_halves=False),
+        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, post_norm=True),
+        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, post_norm=True),
         "phi3": Family("Phi-3, Phi-4", "Phi3DecoderLayer", _phi3_parts),
         "gemma": Family("Gemma", "GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
         "gemma2": Family("Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, post_norm=True, root_scaled=True),
@@ -232,12 +225,6 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             partial(_gemma2_parts, capped=False),  # a cap in the configuration is read by nobody
             post_norm=True,
             root_scaled=True,
-            refuses=_bidirectional,
-            lens_drops=lambda config: (
-                f"it reads attn_logit_softcapping={config.attn_logit_softcapping}, which the model itself does not"
-                if config.attn_logit_softcapping
-                else None
-            ),
         ),
         "gpt_oss": Family("gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, sink_logits=True, planes=True),
         "gpt2": Family(
@@ -250,9 +237,6 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             output="c_proj",
             learned="wpe",
             depth_scaled=True,
-            lens_drops=lambda config: (
-                None if config.scale_attn_weights else "it scales logits in spite of scale_attn_weights=False"
-            ),
         ),
         "gpt_neox": Family(
             "GPT-NeoX, Pythia",
@@ -266,47 +250,21 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     }
 )
 
-_LATENT = "keys and values are made of a latent vector (MLA), and a part of each key is shared by all heads"
-_INDEXED = "each query attends to the keys that an index chooses"
-_LINEAR = "blocks have linear attention or a recurrence, which has no pattern, beside or instead of attention"
-_CHUNKED = "attention is cut into chunks, and queries without rotation grow with their position"
-_SHARED = "blocks reuse keys and values of other blocks, and scale their output"
-# What users ask for and why it is not here, by model type.
-REFUSED: MappingProxyType[str, str] = MappingProxyType(
-    dict.fromkeys(("llama4", "llama4_text"), _CHUNKED)
-    | dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT)
-    | dict.fromkeys(("deepseek_v32", "deepseek_v4"), _INDEXED)
-    | {
-        "gemma3": "it reads images, too, whose tokens see each other in both directions; give its text model (gemma3_text)"
-    }
-    | {"gemma3n": "the stream has several parallel copies", "gemma3n_text": "the stream has several parallel copies"}
-    | dict.fromkeys(("gemma4", "gemma4_text"), _SHARED)
-    | {"ministral3": "queries grow with their position"}
-    | dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _LINEAR)
-    | dict.fromkeys(("kimi_linear", "olmo_hybrid", "recurrent_gemma", "jamba", "bamba", "falcon_h1"), _LINEAR)
-    | dict.fromkeys(("nemotron_h", "granitemoehybrid"), _LINEAR)
-    | dict.fromkeys(("mamba", "mamba2", "rwkv"), "it has no attention")
-)
-
 
 def family_of(config: Any) -> Family:
     """The table's row for a configuration, or for a model type.
 
     Raises:
-        InputError: the model type is not in the table, or the family has variants of which this is one that is refused.
+        InputError: the model type is not in the table, or its rotations depend on texts that it has read before.
     """
     kind = config if isinstance(config, str) else config.model_type
-    if kind in REFUSED:
-        raise InputError(f"model type '{kind}' is not supported: {REFUSED[kind]}; headwater families lists what is")
     if kind not in FAMILIES:
         raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")
-    if isinstance(config, str):
-        return FAMILIES[kind]
-    why = FAMILIES[kind].refuses(config)
-    if "dynamic" in rope_types(config):
-        why = "its rotations depend on the longest text it has read (rope_type dynamic); give another rope_type"
-    if why is not None:
-        raise InputError(f"this {kind} is not supported: {why}")
+    if not isinstance(config, str) and "dynamic" in rope_types(config):
+        raise InputError(
+            f"this {kind} is not supported: its rotations depend on the longest text it has read (rope_type dynamic); give "
+            "another rope_type"
+        )
     return FAMILIES[kind]
 
 
@@ -333,17 +291,6 @@ def rope_types(config: Any) -> set[str]:
     return {rule.get("rope_type", "default") for rule in (rules, *rules.values()) if isinstance(rule, Mapping)}
 
 
-def beyond(spec: Spec, name: str) -> Spec:
-    """The same for texts longer than the checkpoint was made for.
-
-    Raises:
-        InputError: positions are learned, and there are no more.
-    """
-    if "learned" in spec.positional:
-        raise InputError(f"beyond: {name} has {spec.max_length} learned positions and no more; leave it out")
-    return replace(spec, max_length=None)
-
-
 def spec_of(config: Any) -> Spec:
     """The architecture a transformers configuration describes."""
     family = family_of(config)
@@ -364,7 +311,7 @@ def spec_of(config: Any) -> Spec:
         width=width,
         vocabulary=config.vocab_size,
         positional=tuple(encoding if on else "none" for on in rotated[:blocks]),
-        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types[:blocks]),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
         sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),

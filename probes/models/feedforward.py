@@ -17,7 +17,7 @@ what they send through the same expert:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -25,8 +25,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..run.memory import shares
-from .pointwise import value_and_slope
 from .view import Linear, Norm, Parts, Routing
+
+
+def value_and_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """An elementwise function and its derivative at x, whatever the function."""
+    leaf = x.detach().requires_grad_()
+    with torch.enable_grad():
+        value = activation(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), slope
 
 
 def feed_forward(parts: Parts, normed: Float[Tensor, "batch position d"]) -> Dense | Routed:

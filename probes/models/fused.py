@@ -1,4 +1,4 @@
-"""Attention as the adapters run it, with its log-sum-exp: one place for kernels, soft-caps, windows and ALiBi.
+"""Attention as views run it, with its log-sum-exp: one place for kernels, soft-caps, windows and ALiBi; and who listens.
 
 Fused kernels keep `log Z_i`, the log-sum-exp of a query's logits, for their backward pass and return it. With it any entry
 of the pattern is `A_ij = exp(s_ij - log Z_i)`, so that a few columns of the pattern cost nothing beside the pass itself.
@@ -11,10 +11,9 @@ No tensor has the size of a whole pattern. What no kernel supports goes block of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,18 +22,18 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..run.memory import parts
-from .view import Attention, Edit, Spec
+from .behind import Past
+from .view import Attention, Edit, Spec, Watcher, never_fired
 
 BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
 SITES = ("residual", "query", "key", "value", "output", "logits")
-# What transformers tells an attention function beside queries, keys and values, and which values of it are known here: any,
-# where it says what is computed (the fourth are gpt-oss's learned sink logits) or changes nothing, as positions have entered
-# by rotation or addition already, a pass begins at position 0, and the decoder decides what is kept or collected.
-KNOWN: MappingProxyType[str, tuple[Any, ...] | None] = MappingProxyType(
-    dict.fromkeys(("scaling", "softcap", "sliding_window", "s_aux", "position_ids", "cache_position", "use_cache"))
-    | {"output_attentions": None, "output_hidden_states": None}
-    | {"dropout": (0.0,), "is_causal": (True, None), "head_mask": (None,), "past_key_values": (None,)}
-)
+# What transformers tells an attention function beside queries, keys and values. Any value of these says what is computed
+# (the fourth are gpt-oss's learned sink logits) or changes nothing, as positions have entered by rotation or addition
+# already, a pass begins at position 0, and the decoder decides what is kept or collected.
+FREE = ("scaling", "softcap", "sliding_window", "s_aux", "position_ids", "cache_position", "use_cache")
+FREE += ("output_attentions", "output_hidden_states")
+# Of these, None or one value is known here.
+FIXED: dict[str, Any] = {"dropout": 0.0, "is_causal": True, "head_mask": None, "past_key_values": None}
 
 
 def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
@@ -103,19 +102,6 @@ def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, -2), torch.cat(normalizers, -1)
 
 
-def check_edits(edits: Sequence[Edit], spec: Spec) -> None:
-    """Refuse edits of a pass that no adapter can make.
-
-    Raises:
-        InputError: no such site or block.
-    """
-    for edit in edits:
-        if edit.site not in SITES:
-            raise InputError(f"edit site '{edit.site}' does not exist; use one of {', '.join(SITES)}")
-        if not 0 <= edit.layer < spec.blocks:
-            raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
-
-
 def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) -> None:
     """Refuse a keyword that would make the attention differ from what `attend` computes.
 
@@ -128,8 +114,94 @@ def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) 
     causal = told.get("is_causal")
     told = {**told, "is_causal": getattr(module, "is_causal", True) if causal is None else causal}
     for name, value in told.items():
-        if name not in KNOWN:
-            raise InputError(f"{what} '{name}', which probes do not know; give a model without it")
-        values = KNOWN[name]
-        if values is not None and not any(value is one or (one is not None and value == one) for one in values):
+        if name not in FREE and (name not in FIXED or not (value is None or value == FIXED[name])):
             raise InputError(f"{what} {name}={value!s:.40}, which probes do not follow; give a model without it")
+
+
+class Listening:
+    """One view's pass: its edits are applied, its watcher is told, and what is recorded of it is kept.
+
+    Args:
+        spec: the view's.
+        edits, past: of the pass. Behind a context, edits of one position, which is the context's, are no business of it.
+        watcher: the view's.
+        device: where edits and the watcher find the tensors.
+        recording: whether attention is kept.
+
+    Raises:
+        InputError: an edit of no such site or block.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        edits: Sequence[Edit],
+        watcher: Watcher | None,
+        device: torch.device,
+        *,
+        recording: bool = False,
+        past: Past | None = None,
+    ) -> None:
+        for edit in edits:
+            if edit.site not in SITES:
+                raise InputError(f"edit site '{edit.site}' does not exist; use one of {', '.join(SITES)}")
+            if not 0 <= edit.layer < spec.blocks:
+                raise InputError(f"edit of block {edit.layer}: the model has blocks 0 to {spec.blocks - 1}")
+        self.spec = spec
+        self.edits = [edit for edit in edits if past is None or edit.position is None]
+        self.watcher, self.past, self.recording, self._device = watcher, past, recording, device
+        self.fired: set[tuple[int, str]] = set()
+        self.modules: Mapping[int, int] = {}  # blocks by the id of their attention
+        self.attention: dict[int, Attention] = {}
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything is to be heard of every block's attention."""
+        return self.recording or self.watcher is not None
+
+    def edited(self, layer: int, site: str, tensor: Tensor) -> Tensor:
+        """What stands at that site after its edits."""
+        self.fired.add((layer, site))
+        for edit in self.edits:
+            if (edit.layer, edit.site) == (layer, site):
+                tensor = edit(tensor.to(self._device)).to(tensor.device)
+        return tensor
+
+    def multiplied(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **how: Any
+    ) -> Attention:
+        """What a block's attention multiplies, keys and values repeated for query heads; a scale of None is c^-1/2."""
+        self.fired.add((layer, "logits"))
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        exact = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        changes = tuple(edit.function for edit in self.edits if (edit.layer, edit.site) == (layer, "logits"))
+        return Attention(query, key, value, exact, **how, reweigh=changes)
+
+    def attended(self, layer: int, attention: Attention) -> None:
+        """Keep what a block's attention multiplied, and tell it to the watcher, where that is asked for."""
+        if not self.heard:
+            return
+        if (layer, "attention") in self.fired:
+            raise InputError(
+                f"block {layer} attends twice in one pass, and probes measure it once per block; list it twice instead"
+            )
+        self.fired.add((layer, "attention"))
+        tensors = {name: x.detach().to(self._device) for name, x in vars(attention).items() if isinstance(x, Tensor)}
+        attention = replace(attention, **tensors)
+        if self.recording:
+            self.attention[layer] = attention
+        if self.watcher is not None:
+            self.watcher(layer, attention)
+
+    def check(self, layers: Iterable[int], *sites: tuple[int, str]) -> None:
+        """Check that these sites fired, every layer's attention where that is to be heard, and whatever is edited.
+
+        Raises:
+            RuntimeError: a site did not fire, naming the block and the site.
+        """
+        attention = [(layer, "attention") for layer in layers if self.heard]
+        for layer, site in (*attention, *((edit.layer, edit.site) for edit in self.edits), *sites):
+            if (layer, site) not in self.fired:
+                raise never_fired(self.spec.family, site, layer)

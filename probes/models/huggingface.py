@@ -1,8 +1,8 @@
 """Transformers models behind the view.
 
 The caller's model is never touched. A view works on a *shadow* of it: a structural copy whose parameters and buffers are
-the very same tensors, but whose modules, hooks and configuration are its own. Hooks and our attention function (`listening`)
-live on the shadow, so there is nothing to put back after an error or an interruption. A table (`families`) says where
+the very same tensors, but whose modules, hooks and configuration are its own. Hooks and our attention function live on the
+shadow, so there is nothing to put back after an error or an interruption. A table (`families`) says where
 the families differ.
 
 The shadow is made anew when a measurement begins, so that hooks and modules are those that the caller's model has then, as
@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -25,20 +26,22 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 
+from ..errors import InputError
 from . import split
 from .behind import Continuation, Past
 from .checks import first_ids
-from .families import beyond, family_of, rope_types, spec_of
+from .families import family_of, rope_types, spec_of
 from .fresh import fresh_model, initialization_of
+from .fused import Listening, attend, check_told
 from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
-from .listening import ATTENTION, Listening, listening, refuse_other_attention
 from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
 from .structure import moved, structure
 from .view import Edit, Identity, Parts, Trace, Watched, never_fired
 
+ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 # Of a configuration: what says nothing about which model it is.
 UNSAID = ("transformers_version", "_attn_implementation", "_experts_implementation", "_name_or_path", "dtype")
 
@@ -76,9 +79,6 @@ def with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 class HuggingFaceView(Watched):
     """`View` over a transformers causal language model of a family in `families.FAMILIES`.
 
-    `offloaded` says whether some parameters of blocks are not on `device`. `parts` then fetches them each time: keeping
-    the parts of all blocks would hold the whole model there.
-
     Args:
         model: left as it is; this view works on a shadow.
         described: the fields of `Described`.
@@ -93,24 +93,13 @@ class HuggingFaceView(Watched):
     def __init__(self, model: Any, **described: Any) -> None:
         self._described = Described(**described)
         self._identified: tuple[Any, Any, Identity] | None = None
-        self._caller: Any = None  # the model that the view follows
-        self._within = False
+        self.caller: Any = None  # the model that the view follows: every measurement begins with it as it is then
         self._wrap(model)
 
-    def follow(self, model: Any) -> None:
-        """From now on, begin every measurement with the caller's model as it is then."""
-        self._caller = model
-
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
-        """A measurement, or a part of one: it begins with the caller's model as it is."""
-        within, self._within = self._within, True
-        try:
-            if self._caller is not None and not within:
-                self._wrap(self._caller)
-            yield
-        finally:
-            self._within = within
+    def renew(self) -> None:
+        """Take the caller's model as it is now."""
+        if self.caller is not None:
+            self._wrap(self.caller)
 
     def _wrap(self, model: Any) -> None:
         family_of(model.config)
@@ -135,7 +124,12 @@ class HuggingFaceView(Watched):
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
         self._unknown = any(unknown(module) is not None for module in model.modules())
-        self.spec = beyond(spec_of(config), self._name) if described.beyond else spec_of(config)
+        self.spec = spec_of(config)
+        if described.beyond:  # texts longer than the checkpoint was made for
+            if "learned" in self.spec.positional:
+                most = self.spec.max_length
+                raise InputError(f"beyond: {self._name} has {most} learned positions and no more; leave it out")
+            self.spec = replace(self.spec, max_length=None)
         if "longrope" in rope_types(config):  # frequencies are those of the whole text's length, written in every pass
             self.behind = None  # type: ignore[assignment, method-assign]
             for module in self._decoder.rotary_emb.modules():
@@ -148,13 +142,6 @@ class HuggingFaceView(Watched):
         if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
             model.set_experts_implementation("eager")  # the grouped products that are usual know no float64
         self.offloaded: bool = any(parameter.device != self.device for parameter in self._blocks.parameters())
-
-    def __repr__(self) -> str:
-        """Which model this is; the weights are not read for it."""
-        spec = self.spec
-        size = f"{spec.blocks} blocks, {spec.heads} heads, width {spec.width}"
-        where = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
-        return f"<{self._name}, {self._described.condition}: {spec.family}, {size}, {where}, by {self.backend}>"
 
     @property
     def identity(self) -> Identity:
@@ -231,11 +218,7 @@ class HuggingFaceView(Watched):
 
     @torch.no_grad()
     def trace(
-        self,
-        embeddings: Float[Tensor, "batch position d"],
-        *,
-        attention: bool = False,
-        edits: Sequence[Edit] = (),
+        self, embeddings: Float[Tensor, "batch position d"], *, attention: bool = False, edits: Sequence[Edit] = ()
     ) -> Trace:
         heard, calls = self._listening(edits, recording=attention), dict[int, Any]()
         last = self._pass(embeddings, heard, calls)
@@ -382,3 +365,50 @@ class HuggingFaceView(Watched):
 
     def _twin(self, model: Any, described: dict[str, Any]) -> HuggingFaceView:
         return type(self)(model, **described)
+
+
+listening: ContextVar[Listening] = ContextVar("headwater_attention_listener")
+
+
+def _attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls in a shadow: the listening view may change q, k, v, then this attends as the model would.
+
+    Raises:
+        InputError: a keyword that is not known here, or a value by which the model attends in another way.
+    """
+    check_told(module, attention_mask, kwargs)
+    heard = listening.get()
+    layer = heard.modules[id(module)]
+    query, key, value = (heard.edited(layer, site, x) for site, x in (("query", query), ("key", key), ("value", value)))
+    how = {"softcap": kwargs.get("softcap"), "window": kwargs.get("sliding_window"), "sink": kwargs.get("s_aux")}
+    attention = heard.multiplied(layer, query, key, value, kwargs.get("scaling"), **how)
+    if heard.past is not None:
+        attention = heard.past.attend(layer, attention)
+    else:
+        attention = attend(attention, normalizer=heard.watcher is not None)
+    assert attention.output is not None
+    heard.attended(layer, attention)
+    return heard.edited(layer, "output", attention.output).transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """Masks follow from positions here: causal, within the window that the attention function is told; no padding."""
+
+
+AttentionInterface.register(ATTENTION, _attention_forward)
+AttentionMaskInterface.register(ATTENTION, _no_mask)  # type: ignore[arg-type]
+
+
+def refuse_other_attention(config: Any) -> None:
+    """Raise InputError where a model's attention is a function that is not transformers' own.
+
+    Views compute softmax attention, whatever the model's own function does: the numbers would be another model's.
+    """
+    name, known = getattr(config, "_attn_implementation", None), AttentionInterface()
+    if name in known and name != ATTENTION and not known[name].__module__.startswith("transformers."):
+        raise InputError(
+            f"the model's attention is the registered function '{name}', and probes compute softmax attention; if it is "
+            "that, too, call model.set_attn_implementation('sdpa') first"
+        )

@@ -23,16 +23,15 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import AutoTokenizer
 
 from ..errors import InputError, reason
-from .families import family_of, spec_of
-from .fused import attend
+from .families import spec_of
+from .fused import Listening, attend
 from .huggingface import HuggingFaceView
 from .identity import Stored
-from .listening import Listening
 from .shadow import output_head, shadow
-from .split import is_split
 from .view import Attention, Parts, Spec, never_fired
 
 LEAST, MOST = 8, 64  # tokens of the text on which a bridge is held against its model
+SITES = ("query", "key", "value")
 ORIGINAL = "._original_component"  # under which a bridge keeps the module in whose place it stands
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
@@ -58,13 +57,11 @@ class LensView(HuggingFaceView):
         super().__init__(bridge, tokenizer=tokenizer, **described)
 
     def _wrap(self, model: Any) -> None:
-        refuse_family(model.original_model.config, next(model.original_model.parameters()).dtype)
         if getattr(model, "compatibility_mode", False):
             raise InputError(
                 "this TransformerBridge is in compatibility mode (folded, centred weights); "
                 "give it as booted, with raw weights"
             )
-        refuse_split(model)
         self._use(_unwired(shadow(model)).original_model)
 
     def stored(self) -> Stored:
@@ -171,21 +168,12 @@ class _Heard:
         self.sites.clear()  # not needed any more: the next block's take their place
 
     def attention(self) -> Attention:
-        for site in ("query", "key", "value"):
+        for site in SITES:
             if site not in self.sites:
                 raise never_fired(self.spec.family, site, self.layer)
-        scale, query = getattr(self.original, "scaling", None), self.sites["query"]
-        groups = self.spec.heads // self.spec.kv_heads
-        return Attention(
-            query=query,
-            key=self.sites["key"].repeat_interleave(groups, 1),
-            value=self.sites["value"].repeat_interleave(groups, 1),
-            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-            softcap=getattr(self.original, "attn_logit_softcapping", None),
-            window=self.spec.windows[self.layer],
-            sink=getattr(self.original, "sinks", None),
-            reweigh=self.heard.reweighing(self.layer),
-        )
+        how = {"softcap": "attn_logit_softcapping", "sink": "sinks", "scale": "scaling"}
+        told: dict[str, Any] = {name: getattr(self.original, attribute, None) for name, attribute in how.items()}
+        return self.heard.multiplied(self.layer, **self.sites, **told, window=self.spec.windows[self.layer])
 
 
 def _by_head(tensor: Tensor, heads: int) -> Tensor:
@@ -208,24 +196,6 @@ def _unwired(copied: TransformerBridge) -> TransformerBridge:
     return copied
 
 
-def refuse_family(config: Any, dtype: torch.dtype) -> None:
-    """Raises InputError for a family that TransformerLens does not run, or not in that precision."""
-    why = family_of(config).no_lens or family_of(config).lens_drops(config)
-    if why is None and dtype in (torch.bfloat16, torch.float16) and not family_of(config).lens_halves:
-        why = f"its rotations are in float32, which a bridge multiplies with values in {str(dtype).removeprefix('torch.')}"
-    if why is not None:
-        raise InputError(f"TransformerLens cannot run this {config.model_type}: {why}; use backend transformers")
-
-
-def refuse_split(model: nn.Module) -> None:
-    """Raises InputError for a model that accelerate runs: bridging takes modules apart, and their hooks with them."""
-    if is_split(model):
-        raise InputError(
-            f"the {type(model).__name__} is split by accelerate, which TransformerLens's modules do not follow; "
-            "use backend transformers"
-        )
-
-
 def boot(model: Any, name: str) -> TransformerBridge:
     """Wrap a transformers model that belongs to the caller alone: bridging changes it in place.
 
@@ -234,7 +204,6 @@ def boot(model: Any, name: str) -> TransformerBridge:
     The bridge gets no tokenizer. TransformerLens would read it again from disk or the hub, make it prepend BOS, and give
     the caller's own new special tokens; the views keep the tokenizer themselves.
     """
-    refuse_family(model.config, next(model.parameters()).dtype)
     output_head(model)  # TransformerLens runs none without
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.ERROR)  # it warns about every name that is none of its own

@@ -28,8 +28,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..run.memory import share_of
+from ..run.precision import wide
 from .feedforward import affine, feed_forward, stacked
-from .pointwise import Normalized, close, normed, rotate
+from .masks import sees, softmax
 from .view import Linear, Norm, Parts
 
 # Queries per band: bounds memory at B H band K T numbers, and skips what lies above the diagonal for T much above it.
@@ -37,6 +38,68 @@ QUERY_BAND = 64
 # The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
 # float32 even in float64 models, hence the third number.
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
+
+
+class Normalized:
+    """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller.
+
+    Heads' vectors [B, H, T, c] may have a norm of their own each, or one over all heads' features, whose weight is H c long.
+    Without a norm (`absent`) the output is the stream as it is.
+    """
+
+    def __init__(self, norm: Norm | None, stream: Tensor) -> None:
+        self.absent, self.unit, self.output = norm is None, stream, stream
+        self.inverse, self.weight = torch.ones_like(stream[..., :1]), stream.new_ones(stream.shape[-1])
+        if norm is None:
+            return
+        self.layer = norm.kind == "layer"
+        self.over: tuple[int, ...] = (-1,) if norm.weight.numel() == stream.shape[-1] else (-3, -1)
+        self.weight = norm.weight if len(self.over) == 1 else norm.weight.view(-1, 1, stream.shape[-1])
+        self.size = norm.weight.numel()
+        centred = stream - stream.mean(-1, keepdim=True) if self.layer else stream
+        inverse = torch.rsqrt(wide(centred).pow(2).mean(self.over, keepdim=True) + norm.eps)
+        self.inverse = inverse.to(stream.dtype)  # [B, T, 1] or [B, H or 1, T, 1]
+        self.unit = (centred * inverse).to(stream.dtype)  # [B, T, d]
+        self.output = self.unit * self.weight if norm.bias is None else self.unit * self.weight + norm.bias
+
+    def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
+        """total += ((g - unit <g, unit>/d [- mean g]) / rms), g the cotangent of `unit`; `weighted` is overwritten."""
+        if self.absent:
+            total += weighted
+            return
+        unit, inverse = self.unit[:, rows], self.inverse[:, rows]
+        if self.layer:
+            weighted -= weighted.mean(-1, keepdim=True)
+        along = torch.linalg.vecdot(wide(weighted), wide(unit)).unsqueeze(-1)
+        along = along if len(self.over) == 1 else along.sum(-3, keepdim=True)  # over all heads where the norm is
+        along = along.div_(-self.size).to(weighted.dtype).mul_(inverse)
+        total.addcmul_(weighted, inverse).addcmul_(along, unit)
+
+    def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
+        """The whole derivative's transpose, weight included, into a new tensor; without a norm what is given."""
+        if self.absent:
+            return cotangent
+        total = torch.zeros_like(cotangent)
+        self.add_pullback(total, cotangent * self.weight, rows)
+        return total
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+    """Rotate the leading `cos.shape[-1]` features of x [..., T, c] as transformers does; `back` is the transpose."""
+    width = cos.shape[-1]
+    half = width // 2
+    first, second = x[..., :half], x[..., half:width]
+    out = torch.empty_like(x)
+    near, far, sign = (sin[..., half:], sin[..., :half], 1) if back else (sin[..., :half], sin[..., half:], -1)
+    torch.mul(first, cos[..., :half], out=out[..., :half]).addcmul_(second, near, value=sign)
+    torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, far, value=-sign)
+    out[..., width:] = x[..., width:]
+    return out
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Largest difference against the largest value; false for anything not finite."""
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
 
 
 @dataclass
@@ -62,11 +125,6 @@ class AutogradBlock:
         return gradient[:, None]
 
 
-def _normed(norm: Norm | None, x: Tensor) -> tuple[Normalized | None, Tensor]:
-    made = None if norm is None else Normalized(norm, x)
-    return made, x if made is None else made.output
-
-
 class LinearizedBlock:
     """A block's derivative from its parts. `output` is the block's own output, to be held against the recorded one.
 
@@ -80,27 +138,26 @@ class LinearizedBlock:
     def __init__(self, parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
         self.parts, self.stream, self.rotary = parts, stream, rotary
         self.qkv = stacked(parts.attention_norm, parts.q, parts.k, parts.v)  # [projected, d]
-        self.stream_norm = normed(parts.attention_norm, stream)
+        self.stream_norm = Normalized(parts.attention_norm, stream)
         n1 = self.stream_norm.output
 
         def split(linear: Linear) -> Tensor:  # [B, heads, T, c]
             return affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
 
-        self.q_norm, q = _normed(parts.q_norm, split(parts.q))
-        self.k_norm, k = _normed(parts.k_norm, split(parts.k))
+        self.q_norm, self.k_norm = Normalized(parts.q_norm, split(parts.q)), Normalized(parts.k_norm, split(parts.k))
+        q, k = self.q_norm.output, self.k_norm.output
         self.value = split(parts.v)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
         self.groups = q.shape[1] // k.shape[1]
         self.mixed = mixed = self._attend()  # [B, H, T, c]
-        branch = affine(parts.o, mixed.transpose(1, 2).flatten(2))
-        self.post_attention, branch = _normed(parts.post_attention_norm, branch)
-        self.middle = middle = stream + branch  # after attention
-        self.mlp_norm = normed(parts.mlp_norm, stream if parts.parallel else middle)
+        self.post_attention = Normalized(parts.post_attention_norm, affine(parts.o, mixed.transpose(1, 2).flatten(2)))
+        self.middle = middle = stream + self.post_attention.output  # after attention
+        self.mlp_norm = Normalized(parts.mlp_norm, stream if parts.parallel else middle)
         self.feed_forward = feed_forward(parts, self.mlp_norm.output)
-        self.post_mlp, branch = _normed(parts.post_mlp_norm, self.feed_forward.output)
-        self.output = middle + branch
+        self.post_mlp = Normalized(parts.post_mlp_norm, self.feed_forward.output)
+        self.output = middle + self.post_mlp.output
 
     def gives(self, after: Tensor) -> bool:
         """Is `after`, the stream that the model itself had after this block, what came out here, rounding aside?"""
@@ -133,15 +190,12 @@ class LinearizedBlock:
         j = torch.arange(keys.start, keys.stop, device=logits.device)[None, :]
         if self.parts.slopes is not None:
             logits = logits - self.parts.slopes.view(-1, self.groups, 1, 1) * (i - j)
-        visible = j <= i if self.parts.window is None else (j <= i) & (j > i - self.parts.window)
-        return logits.masked_fill_(~visible, float("-inf")), slope
+        return logits.masked_fill_(~sees(i, j, self.parts.window), float("-inf")), slope
 
     def _pattern(self, logits: Tensor) -> Tensor:
         """Weights of a band's logits; with a learned sink logit, which reads nothing, rows sum to less than 1."""
-        if self.parts.sink is None:
-            return logits.softmax(-1)
-        sink = self.parts.sink.view(-1, self.groups, 1, 1).to(logits).expand(*logits.shape[:-1], 1)
-        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1]
+        sink = self.parts.sink
+        return softmax(logits, None if sink is None else sink.view(-1, self.groups, 1, 1))
 
     def _attend(self) -> Tensor:
         outputs = []
@@ -197,10 +251,7 @@ class LinearizedBlock:
         dk = dk.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4)
         if self.rotary is not None:
             dq, dk = rotate(dq, *self.rotary, back=True), rotate(dk, *self.rotary, back=True)
-        if self.q_norm is not None:
-            dq = self.q_norm.pullback(dq)
-        if self.k_norm is not None:
-            dk = self.k_norm.pullback(dk)
+        dq, dk = self.q_norm.pullback(dq), self.k_norm.pullback(dk)
         return torch.cat([x.transpose(2, 3).flatten(3) for x in (dq, dk, dv)], -1)
 
     # -- the whole block
@@ -230,10 +281,9 @@ class LinearizedBlock:
         The last at all positions, of values alone if `frozen`; the others on the given rows.
         """
         parts = self.parts
-        d_branch = cotangent if self.post_mlp is None else self.post_mlp.pullback(cotangent, rows)
-        d_normed = self.feed_forward.pullback(d_branch, rows)
+        d_normed = self.feed_forward.pullback(self.post_mlp.pullback(cotangent, rows), rows)
         middle = cotangent.clone()
         if not parts.parallel:
             self.mlp_norm.add_pullback(middle, d_normed, rows)
-        d_branch = middle if self.post_attention is None else self.post_attention.pullback(middle, rows)
+        d_branch = self.post_attention.pullback(middle, rows)
         return middle, d_normed, self._attention_pullback(d_branch @ parts.o.weight, rows.start, frozen)

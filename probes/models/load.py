@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
@@ -272,10 +271,10 @@ def _from_memory(
         raise InputError(f"the {kind} has no weights (device meta); load them before it is measured")
     # A bridge is what TransformerLens runs, whatever the default says.
     lens = is_bridge or backend == "transformer_lens"
-    if lens:
-        from .lens import refuse_split
-
-        refuse_split(source)
+    if lens and is_split(source):
+        raise InputError(
+            f"the {kind} is split by accelerate, which TransformerLens's modules do not follow; use backend transformers"
+        )
     here, parameter = execution_device(source), next(source.parameters())
     place, wanted = place or here, DTYPES.get(dtype, parameter.dtype)
     moves = (place, wanted) != (here, parameter.dtype)
@@ -296,7 +295,7 @@ def _from_memory(
         view = _view(Found(source, tokenizer, name, revision), backend, own=moves, beyond=beyond)
     check_finite(view.stored(), kind)
     if not (moves or (lens and not is_bridge)):  # weights of its own
-        view.follow(caller)
+        view.caller = caller
     return view
 
 
@@ -326,17 +325,18 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
         if not args and "model" not in kwargs:
             return function(**kwargs)  # type: ignore[call-arg]
         view = _taken(args[0] if args else kwargs.pop("model"))
-        with _measuring(view):
-            return function(view, *args[1:], **kwargs)
+        _renew(view)
+        return function(view, *args[1:], **kwargs)
 
     return call
 
 
-def _measuring(view: Any) -> AbstractContextManager[None]:
+def _renew(view: Any) -> None:
     """A view of a caller's model takes it as it is now."""
     while hasattr(view, "original"):
         view = view.original
-    return view.measuring() if hasattr(view, "measuring") else nullcontext()
+    if hasattr(view, "renew"):
+        view.renew()
 
 
 def _taken(model: Any) -> View:

@@ -18,25 +18,22 @@ def contentless_patterns(
 
     With learned sink logits, each head's own, or one for all: the visible keys share what these leave.
     """
-    mask = causal_mask(length, window, device)
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
+    at = torch.arange(length, device=device)
+    queries, keys = at[:, None], at[None, :]
     rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)
-    return softmax((-rates[:, None, None] * distance).masked_fill(~mask, float("-inf")), sink)
+    logits = -rates[:, None, None] * (queries - keys)
+    logits = logits.masked_fill(~sees(queries, keys, window), float("-inf"))
+    if sink is not None:
+        logits, sink = logits.expand(len(sink), -1, -1), sink[:, None, None]
+    return softmax(logits, sink)
 
 
-def softmax(logits: Float[Tensor, "*heads query key"], sink: Float[Tensor, " H"] | None) -> Tensor:
-    """Weights; those of learned sink logits, which read nothing, are left out."""
+def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
+    """Weights; those of learned sink logits, which broadcast to the rows and read nothing, are left out."""
     if sink is None:
         return logits.softmax(-1)
-    learned = sink.to(logits)[:, None, None].expand(-1, logits.shape[-2], 1)
-    weights = torch.cat([logits.expand(len(sink), *logits.shape[-2:]), learned], -1).softmax(-1)[..., :-1]
-    return weights.reshape(logits.shape) if weights.numel() == logits.numel() else weights
-
-
-def causal_mask(length: int, window: int | None, device: torch.device | str = "cpu") -> Tensor:
-    """Boolean [query, key], true where the query may look: keys up to itself, the last `window` of them if given."""
-    positions = torch.arange(length, device=device)
-    return sees(positions[:, None], positions[None, :], window)
+    learned = sink.to(logits).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, learned], -1).softmax(-1)[..., :-1]
 
 
 def sees(query: Tensor, key: Tensor, window: int | None, prefix: int | None = None) -> Tensor:

@@ -16,9 +16,8 @@ from torch import Tensor
 from ..errors import InputError
 from ..run.memory import available, out_of_memory, own_memory
 from ..run.precision import double, precise
-from .linear import AutogradBlock, LinearizedBlock
-from .pointwise import close
-from .view import Edit, Parts, Trace, View, obstacle
+from .linear import AutogradBlock, LinearizedBlock, close
+from .view import Edit, Trace, View, obstacle
 
 Readout = Literal["residual", "normed", "logits"]
 Engine = Literal["auto", "parts", "autograd"]
@@ -103,10 +102,6 @@ class Apart:
                 f"({self.obstacle or model.identity.backend}); use engine 'auto' or 'autograd'"
             )
 
-    def parts(self, layer: int) -> Parts | None:
-        """The block's parts, or None where it is not known or was rejected."""
-        return self.model.parts(layer) if layer in self.known else None
-
 
 class Prompt:
     """One prompt's recorded pass, and how cotangents at its query position are pulled back to the source layers.
@@ -167,7 +162,8 @@ class Prompt:
         """A block, linearized; from its parts where these do what the model does."""
         if layer in self._blocks:
             return self._blocks[layer]
-        stream, parts = self._trace.residual[layer], self.apart.parts(layer)
+        stream = self._trace.residual[layer]
+        parts = self.model.parts(layer) if layer in self.apart.known else None
         whole = AutogradBlock(self._trace.blocks[layer], stream)
         made: LinearizedBlock | AutogradBlock = whole
         if parts is not None:

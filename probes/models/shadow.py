@@ -10,7 +10,6 @@ refused where a derivative is asked for.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,39 +22,30 @@ from .families import Family
 from .structure import KNOWN, keeps_state, structure
 
 OBSERVING = "transformers.utils.output_capturing"  # whose hooks stay for good and change nothing
-# Where PyTorch keeps a module's hooks, and what they are called here. Those of the backward pass change derivatives.
-KINDS = {
-    "_forward_pre_hooks": "forward pre-hook",
-    "_forward_hooks": "forward hook",
-    "_backward_pre_hooks": "backward pre-hook",
-    "_backward_hooks": "backward hook",
-}
+# Where PyTorch keeps a module's hooks; those of the backward pass change derivatives.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 REPLACED = ("torch.ao.", "torch.nn.quantized")  # modules of torch's that stand in the place of its plain ones
 
 
 def shadow(model: Any) -> Any:
     """A structural copy sharing every parameter and buffer with `model`: costs no memory, isolates hooks and config.
 
-    Its modules have lost the wrappers of `torch.compile`.
+    Forward passes that `torch.compile` put on its modules are gone.
 
     Raises:
         InputError: accelerate's hooks on it would change the parameters themselves.
     """
     copied = structure(model)
-    split.unbind(copied)
-    _uncompile(copied)
     for module in copied.modules():
         if "forward" in vars(module) and not split.hooks(module) and replaced_forward(module) is None:
             del module.forward  # compiled, and bound to the caller's module
     return copied
 
 
-def hooks_on(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """(kind, function) of every hook that may change what the module computes or its derivative."""
-    for where, kind in KINDS.items():
-        for function in vars(module)[where].values():
-            if not str(getattr(function, "__module__", "")).startswith(OBSERVING):
-                yield kind, function
+def hooked(module: nn.Module) -> bool:
+    """Whether it has hooks that may change what it computes or its derivative."""
+    hooks = (hook for where in HOOKS for hook in vars(module)[where].values())
+    return any(not str(getattr(hook, "__module__", "")).startswith(OBSERVING) for hook in hooks)
 
 
 def replaced_forward(module: nn.Module) -> Any:
@@ -70,21 +60,12 @@ def replaced_forward(module: nn.Module) -> Any:
 def obstacle(block: nn.Module) -> str | None:
     """What may keep a block of a known class from computing what its weights say; None if nothing does."""
     for name, module in block.named_modules():
-        forward, place = replaced_forward(module), name or type(module).__name__
-        put = [*hooks_on(module), *([] if forward is None else [("forward pass", forward)])]
-        if put:
-            return f"{put[0][0]} '{_named(put[0][1])}' on its {place}"
+        for put, what in ((hooked(module), "hook"), (replaced_forward(module) is not None, "forward pass")):
+            if put:
+                return f"a caller's {what} on its {name or type(module).__name__}"
         if (other := unknown(module)) is not None:
             return f"{other} {name}"
     return None
-
-
-def _named(function: Any) -> str:
-    """A hook by its module and name, as its author wrote it."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return f"{getattr(function, '__module__', None)}.{name}"
 
 
 def unwrapped(model: Any) -> Any:
@@ -107,18 +88,6 @@ def unwrapped(model: Any) -> Any:
                 "have no place for; give the model without it"
             )
     return unwrapped(adapted.get_base_model())
-
-
-def _uncompile(copied: nn.Module) -> None:
-    """Within a structural copy, put modules in the place of their compiled wrappers."""
-    for name, child in copied._modules.items():
-        if child is not None:
-            inner: Any = child._orig_mod if "_orig_mod" in child._modules else child
-            copied._modules[name] = inner
-            _uncompile(inner)
-
-
-# ------------------------------------------------------------------------------------------------- modules not known
 
 
 def unknown(module: nn.Module) -> str | None:
@@ -162,39 +131,21 @@ def differentiable(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-# -------------------------------------------------------------------------------------------------------------- blocks
-
-
 def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
-    """The blocks of a shadow that a pass runs; its configuration comes to say so, too.
-
-    A block, or a part of one, may stand at several places: each gets modules of its own, over the same weights.
+    """The blocks of a shadow that a pass runs.
 
     Raises:
-        InputError: no block, or more than the configuration says.
+        InputError: they are not as many as the configuration says, or two places share modules.
     """
-    listed, config = getattr(decoder, family.blocks), decoder.config
-    if not isinstance(listed, nn.Module):
-        raise InputError(f"the model's blocks are in a {type(listed).__name__}; put them into a torch.nn.ModuleList")
-    if not 0 < len(listed._modules) <= config.num_hidden_layers:
+    blocks, config = getattr(decoder, family.blocks), decoder.config
+    if len(blocks) != config.num_hidden_layers:
         raise InputError(
-            f"the model has {len(listed._modules)} blocks where its config says {config.num_hidden_layers}; "
+            f"the model has {len(blocks)} blocks where its config says {config.num_hidden_layers}; "
             "make num_hidden_layers and the config's lists by block agree with it"
         )
-    seen: set[int] = set()
-    for name, block in listed._modules.items():
-        if seen & set(map(id, block.modules())):  # type: ignore[union-attr]
-            listed._modules[name] = structure(block)  # type: ignore[arg-type]
-        seen |= set(map(id, listed._modules[name].modules()))  # type: ignore[union-attr]
-    blocks: list[Any] = list(listed._modules.values())
-    kinds, config.num_hidden_layers = getattr(config, "layer_types", None), len(blocks)
-    if kinds is not None:
-        config.layer_types = kinds[: len(blocks)]
-    if family.rotated is not None:  # blocks keep that wherever they stand
-        attentions = [attention_of(block, n, family) for n, block in enumerate(blocks)]
-        flags = [int(getattr(one, "original_component", one).use_rope) for one in attentions]
-        setattr(config, family.rotated, flags)
-    return listed if isinstance(listed, nn.ModuleList) else nn.ModuleList(blocks)
+    if len({id(attention_of(block, n, family)) for n, block in enumerate(blocks)}) < len(blocks):
+        raise InputError("a block, or its attention, stands at two places of the model; give each a copy of its own")
+    return blocks
 
 
 def attention_of(block: nn.Module, layer: int, family: Family) -> Any:

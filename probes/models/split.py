@@ -13,7 +13,7 @@ which a view must not do to its caller.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +24,6 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from .structure import structure
-
-POLICIES = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's own ways to make a map
-HOOKED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module
-MOVERS = ("to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa", "neuron")  # what it replaces on the whole model
-
-
-# ------------------------------------------------------------------------------------------------ what accelerate did
 
 
 def is_split(model: nn.Module) -> bool:
@@ -130,19 +123,9 @@ def weights(module: nn.Module, prefix: str = "", holder: tuple[Any, int] | None 
             yield from weights(child, f"{prefix}{key}.", holder)
 
 
-# ------------------------------------------------------------------------------------------------ copies and parts
-
-
-def unbind(copied: nn.Module) -> None:
-    """Remove from a structural copy what accelerate bound to the original model: `to` and the like."""
-    if is_split(copied):
-        for name in MOVERS:
-            vars(copied).pop(name, None)
-
-
 @torch.no_grad()
 def gathered(block: nn.Module, device: torch.device) -> Any:
-    """A stand-in for a block, with all of its weights on one device and without hooks; to be read, not run.
+    """A stand-in for a block, with all of its weights on one device; to be read, not run.
 
     Weights that are there already are the block's own, others are fetched and belong to the stand-in.
     """
@@ -151,17 +134,10 @@ def gathered(block: nn.Module, device: torch.device) -> Any:
 
     bare = structure(block)
     for prefix, module in bare.named_modules():
-        state = vars(module)
-        for name in HOOKED:
-            state.pop(name, None)
         below = f"{prefix}." if prefix else ""
-        state["_parameters"].update(
-            {key: values[below + key] for key, x in state["_parameters"].items() if x is not None}
-        )
+        held = vars(module)["_parameters"]
+        held.update({key: values[below + key] for key, x in held.items() if x is not None})
     return bare
-
-
-# ------------------------------------------------------------------------------------------------ putting a model there
 
 
 def dispatched(model: Any, like: Any) -> Any:
@@ -183,7 +159,7 @@ def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str
     """Where a caller wants a model, as transformers takes it; None for nothing.
 
     Raises:
-        InputError: an unknown policy, or options without a map.
+        InputError: options without a map.
     """
     options = {"max_memory": max_memory, "offload_folder": offload_folder}
     options = {option: value for option, value in options.items() if value is not None}
@@ -191,9 +167,4 @@ def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str
         for option, value in options.items():
             raise InputError(f"{option}={value!s:.60} goes with a device_map; give one, as 'auto'")
         return None
-    if not isinstance(device_map, Mapping) and device_map not in POLICIES:
-        raise InputError(
-            f"device_map '{device_map}' does not exist; use {', '.join(POLICIES)} or a dict from modules to devices"
-            " (for a single device give device)"
-        )
     return options | {"device_map": device_map}

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -248,11 +246,6 @@ class Attention:
         logits, log_z = self.weighed()
         return (logits - log_z).exp().to(self.query.dtype)
 
-    def detached(self, device: torch.device) -> Attention:
-        """The same without its history, on that device."""
-        tensors = {name: x.detach().to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **tensors)
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -330,11 +323,7 @@ class View(Protocol):
         ...
 
     def trace(
-        self,
-        embeddings: Float[Tensor, "batch position d"],
-        *,
-        attention: bool = False,
-        edits: Sequence[Edit] = (),
+        self, embeddings: Float[Tensor, "batch position d"], *, attention: bool = False, edits: Sequence[Edit] = ()
     ) -> Trace:
         """Run the blocks on `embeddings` without gradients and record the pass; with `attention`, q, k and v too.
 
@@ -407,10 +396,6 @@ def never_fired(family: str, site: str, layer: int) -> RuntimeError:
     )
 
 
-# The watcher of each view, by its id: a pass of one view may run inside another view's watcher.
-_watchers: ContextVar[MappingProxyType[int, Watcher]] = ContextVar("headwater_watchers", default=MappingProxyType({}))
-
-
 class Watched:
     """`View.watching` for a view whose passes ask for `_watcher`, and `View.bos`."""
 
@@ -418,14 +403,12 @@ class Watched:
     def bos(self: Any) -> int | None:
         return self.first_ids[0] if self.first_ids else None
 
+    _watcher: Watcher | None = None
+
     @contextmanager
     def watching(self, watcher: Watcher) -> Iterator[None]:
-        token = _watchers.set(MappingProxyType({**_watchers.get(), id(self): watcher}))
+        before, self._watcher = self._watcher, watcher
         try:
             yield
         finally:
-            _watchers.reset(token)
-
-    @property
-    def _watcher(self) -> Watcher | None:
-        return _watchers.get().get(id(self))
+            self._watcher = before

@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..models.linear import LinearizedBlock
+from ..models.feedforward import value_and_slope
+from ..models.linear import LinearizedBlock, Normalized
 from ..models.masks import contentless_patterns, sees, softmax
-from ..models.pointwise import Bare, Normalized, value_and_slope
 from ..models.view import Birth
 from ..run.memory import shares
 from ..run.precision import double, precise
@@ -93,14 +93,12 @@ class MeasuredBlock:
     def _mlp(self, gram: Tensor) -> Tensor:
         """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
         block, post = self.block, self.block.post_mlp
-        kernel = block.feed_forward.kernel(None if post is None else post.weight, self.dtype)
-        if post is not None:
-            kernel = _outer(kernel, post.inverse[0, :, 0])
+        kernel = _outer(block.feed_forward.kernel(post.weight, self.dtype), post.inverse[0, :, 0])
         return self._through(block.mlp_norm, kernel).mul_(gram).div_(self.width)
 
     def _through(self, norm: Normalized, kernel: Tensor) -> Tensor:
         """What a kernel on normed streams is on the streams: tr(P_i P_k) / (d r_i r_k) of it; the same without a norm."""
-        if isinstance(norm, Bare):
+        if norm.absent:
             return kernel
         layer, unit, inverse = norm.layer, norm.unit[0], norm.inverse[0, :, 0]
         unit = unit.to(self.dtype)
@@ -115,10 +113,9 @@ class MeasuredBlock:
         """What the attention branch adds to G; `above` is the stream it is added to give."""
         block, gram = self.block, moments.gram
         radial, post = moments.radial, block.post_attention
-        out = block.parts.o.weight if post is None else block.parts.o.weight * post.weight[:, None]
-        out = out.to(self.dtype).unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
-        if post is not None:
-            gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
+        out = (block.parts.o.weight * post.weight[:, None]).to(self.dtype)
+        out = out.unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
+        gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
         v = block.qkv[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
         exact, groups = double(out), self.heads // self.kv
         inner = exact.mT @ exact  # [H, c, c]

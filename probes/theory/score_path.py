@@ -79,7 +79,7 @@ class ScorePath:
         length, norm = len(self.gram), self.block.k_norm
         metric = self.key_gram[own, :, :, None].expand(-1, -1, length)
         for _ in range(2):  # its rows, and then its columns
-            if norm is not None:
+            if not norm.absent:
                 metric = self._across(metric, norm, own, slice(0, length)) * self._weight(norm, own)
             room = torch.empty(metric.shape, dtype=self.dtype, device=metric.device)
             metric = self._rotated(metric, slice(0, length), 1, room).transpose(0, 1)
@@ -133,7 +133,7 @@ class ScorePath:
     ) -> Float[Tensor, "c n rows"]:
         """Z_i^T on the first axis; `x` and `room` are overwritten."""
         turned, norm = self._rotated(x, rows, -1, room), self.block.q_norm
-        if norm is not None:
+        if not norm.absent:
             turned = self._across(turned * self._weight(norm, head), norm, head, rows)
         torch.mm(self.query_root[head].T, turned.flatten(1), out=(room if turned is x else x).view(self.width, -1))
         return room if turned is x else x
