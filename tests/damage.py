@@ -36,11 +36,6 @@ def tensors_are(change: Callable[[dict[str, torch.Tensor]], object]) -> Spoil:
     return edited(WEIGHTS[1], changed)
 
 
-def tensor_is(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Spoil:
-    """Another tensor in a sound file."""
-    return tensors_are(lambda tensors: tensors.update({name: change(tensors[name])}))
-
-
 def config_has(**changes: Any) -> Spoil:
     """Other values in config.json; those given as None are left out."""
 
@@ -62,8 +57,11 @@ def file_is(name: str, content: str | bytes) -> Spoil:
 
 
 def without(*names: str) -> Spoil:
-    """Files removed from the model's folder."""
     return lambda here: [(here / "small" / name).unlink() for name in names]
+
+
+def folder(name: str) -> Spoil:
+    return lambda here: (here / name).mkdir()
 
 
 def index_names(file: str) -> Spoil:
@@ -76,10 +74,6 @@ def index_names(file: str) -> Spoil:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
     return spoil
-
-
-def folder(name: str) -> Spoil:
-    return lambda here: (here / name).mkdir()
 
 
 def bomb(name: str) -> Spoil:

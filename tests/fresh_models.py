@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import families
 import numpy as np
 import torch
 import transformers
@@ -18,16 +19,11 @@ def config(name: str, *, width: int = 128, blocks: int = 6, sigma: float = 0.02)
         sizes = {"hidden_size": width, "num_hidden_layers": blocks, "num_attention_heads": 4}
         sizes |= {"intermediate_size": 3 * width, "max_position_embeddings": 256, "pad_token_id": None}
         sizes |= {"num_key_value_heads": 2} if name != "gpt_neox" else {}
-        narrow = ("qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "ministral", "gpt_oss")
-        sizes |= {"head_dim": width // 4} if name in narrow else {}
+        sizes |= {"head_dim": width // 4} if "head_dim" in families.SPECIAL.get(name, {}) else {}
         sizes |= {"sliding_window": 32} if name in ("mistral", "gemma2", "gemma3_text", "olmo3", "gpt_oss") else {}
         if name == "qwen3_moe":
-            sizes |= {
-                "num_experts": 8,
-                "num_experts_per_tok": 2,
-                "moe_intermediate_size": width,
-                "norm_topk_prob": True,
-            }
+            sizes |= {"num_experts": 8, "moe_intermediate_size": width, "num_experts_per_tok": 2}
+            sizes |= {"norm_topk_prob": True}
         if name == "gpt_oss":
             sizes |= {"num_local_experts": 8, "num_experts_per_tok": 2}
             sizes |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}

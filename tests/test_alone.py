@@ -35,7 +35,7 @@ def another_run(path):
             process.kill()
 
 
-def test_the_second_run_is_refused_and_the_folder_is_free_after_a_kill(tmp_path):
+def test_the_second_run_is_refused_and_the_folder_is_free_after_a_kill_or_an_error(tmp_path):
     with another_run(tmp_path / "unfinished/kind"):
         before = listing(tmp_path)
         with bad_input("another run is writing to"), unfinished(tmp_path, "kind"):
@@ -43,13 +43,7 @@ def test_the_second_run_is_refused_and_the_folder_is_free_after_a_kill(tmp_path)
         with alone(tmp_path / "unfinished/another"):
             pass
         assert listing(tmp_path) == before
-    with unfinished(tmp_path, "kind"):
-        pass
-    assert listing(tmp_path) == {}
-
-
-def test_a_run_that_fails_leaves_the_folder_to_others(tmp_path):
-    with pytest.raises(ZeroDivisionError) as kept, unfinished(tmp_path / "new" / "out", "kind"):
+    with pytest.raises(ZeroDivisionError) as kept, unfinished(tmp_path, "kind"):
         raise ZeroDivisionError
     assert kept is not None  # and with it the frames that held the lock
     assert listing(tmp_path) == {}

@@ -8,45 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import probes
 from probes.data.documents import HELDOUT, read_documents
 from probes.errors import InputError
-from probes.models.checkpoint import WEIGHTS
 from probes.models.load import CHECKPOINTS
-from probes.models.named import unpacked
 from toy import recipes
 from toy.corpus import Windows, pack
 from toy.pretrain import validation_loss
 
-MEGABYTE = 1_000_000
-
-
 RECIPES = {name: recipe for name, recipe in recipes.RECIPES.items() if recipe.bundled}
-
-
-def heldout_windows(name: str) -> tuple[Windows, Any]:
-    tokenizer: Any = probes.load(name, device="cpu").tokenizer
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(CHECKPOINTS / name), dtype=torch.float32).eval()
-    model.load_state_dict(
-        unpacked(CHECKPOINTS / name, name, None) or load_file(CHECKPOINTS / name / WEIGHTS), strict=False
-    )
-    stream = pack(tokenizer, read_documents(HELDOUT))
-    return Windows(stream, length=256, seed=0, bos=tokenizer.bos_token_id), model
 
 
 def training(name: str) -> dict[str, Any]:
     return json.loads((CHECKPOINTS / name / "training.json").read_text())
-
-
-def test_all_recipes_are_bundled_and_small_and_their_tokenizers_split_as_in_training():
-    assert set(probes.bundled()) == set(RECIPES)
-    size = sum(file.stat().st_size for file in CHECKPOINTS.rglob("*") if file.is_file())
-    assert size < 12 * MEGABYTE
-    for name in RECIPES:
-        assert len(heldout_windows(name)[0].stream) == training(name)["heldout_tokens"]
 
 
 def test_weights_that_are_not_those_that_were_trained_are_refused(tmp_path):
@@ -62,24 +38,30 @@ def test_weights_that_are_not_those_that_were_trained_are_refused(tmp_path):
             probes.load(folder, revision=step)
 
 
-def test_they_differ_in_the_named_thing_alone():
-    trainings = {name: training(name) for name in RECIPES}
-    reference = trainings["tiny-llama"]
-    for name, one in trainings.items():
-        assert one["data"] == reference["data"]  # the hash of the training stream
-        assert one["options"] | {"bos": True} == reference["options"]
-        assert one["options"]["bos"] == RECIPES[name].bos
+def test_they_differ_in_the_named_thing_alone_and_are_small():
+    assert set(probes.bundled()) == set(RECIPES)
+    assert sum(file.stat().st_size for file in CHECKPOINTS.rglob("*") if file.is_file()) < 12_000_000
+    reference = training("tiny-llama")
+    for name, recipe in RECIPES.items():
+        own = training(name)
+        assert own["data"] == reference["data"]  # the hash of the training stream
+        assert own["options"] | {"bos": True} == reference["options"]
+        assert own["options"]["bos"] == recipe.bos
     # Qwen2's biases take their turn at the random numbers, so that its initial weights are others of the same kind.
-    start = {
-        name: probes.load(name, revision="step0").identity.weights for name, recipe in RECIPES.items() if recipe.bos
-    }
-    assert len(set(start.values())) == 1
+    start = {probes.load(name, revision="step0").identity.weights for name, recipe in RECIPES.items() if recipe.bos}
+    assert len(start) == 1
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_they_have_learned(name: str):
-    windows, model = heldout_windows(name)
+def test_they_have_learned_and_their_tokenizers_split_as_in_training(name: str):
+    view: Any = probes.load(name, device="cpu")
+    windows = Windows(
+        pack(view.tokenizer, read_documents(HELDOUT)), length=256, seed=0, bos=view.tokenizer.bos_token_id
+    )
     said = training(name)
+    assert len(windows.stream) == said["heldout_tokens"]
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(CHECKPOINTS / name), dtype=torch.float32).eval()
+    model.load_state_dict(view._model.state_dict())
     windows.stream = windows.stream[: 256 * 100]  # a hundred windows bound the time
     loss = validation_loss(model, windows)
     # Other windows than the card's, hence other text: a tenth of a nat apart at most, far from a bigram.

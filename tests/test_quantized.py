@@ -41,7 +41,7 @@ def test_numbers_are_those_of_the_dequantized_weights(kind, tmp_path):
         assert close(probes.sinks(model, IDS).alpha, probes.sinks(expected, IDS).alpha, NOISE)
         ours, theirs = (probes.jacobian(one, IDS[:1], method="exact") for one in (model, expected))
         assert close(ours.sensitivity, theirs.sensitivity, NOISE)
-    assert ours.attrs["engine"] == "autograd"
+        assert ours.attrs["engine"] == "autograd"
 
 
 def test_a_bridge_over_quantized_layers_is_the_same_model():

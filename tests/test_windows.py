@@ -25,10 +25,7 @@ from probes.data.windows import (
 )
 from probes.errors import InputError
 
-
-@pytest.fixture(scope="module")
-def model():
-    return bigram(bos=False)
+MODEL = bigram(bos=False)
 
 
 def read_of(sizes):
@@ -71,20 +68,20 @@ def test_documents_take_turns_and_places_side_by_side_are_uniform():
     assert all(abs(count - 500) < 5 * 500**0.5 for count in seen.values())
 
 
-def test_prompts_carry_their_document(model, tmp_path):
+def test_prompts_carry_their_document(tmp_path):
     for name in "abcd":
         (tmp_path / f"{name}.txt").write_text(name * 40)
     (tmp_path / "short.txt").write_text("xyz")
-    drawn = draw(model, n=9, length=10, text=tmp_path)
+    drawn = draw(MODEL, n=9, length=10, text=tmp_path)
     for row, document in zip(drawn.tokens.tolist(), drawn.documents, strict=True):
-        assert model.tokenizer.decode(row) == document[0] * 10
+        assert MODEL.tokenizer.decode(row) == document[0] * 10
     assert not set(drawn.documents[:4]) & set(drawn.documents[4:])
     assert set(Counter(drawn.documents).values()) <= {2, 3}
     with pytest.raises(InputError, match=r"no document of .* has 41 tokens \(the longest has 40\)"):
-        prompts(model, n=1, length=41, text=tmp_path)
+        prompts(MODEL, n=1, length=41, text=tmp_path)
 
 
-def test_reading_stops_when_there_is_enough(model):
+def test_reading_stops_when_there_is_enough():
     def endless(text):
         while True:
             looked_at.append(1)
@@ -92,25 +89,23 @@ def test_reading_stops_when_there_is_enough(model):
 
     looked_at: list[int] = []
     asked = {"source": "this", "wanted": 5, "n": 5, "length": 10, "random": np.random.default_rng(0)}
-    read = tokenize(model, endless("ABCDEFGHIJ"), **asked)
+    read = tokenize(MODEL, endless("ABCDEFGHIJ"), **asked)
     assert len(looked_at) == 5
     assert [len(ids) for _, ids in read] == [10] * 5
     looked_at.clear()
     with pytest.raises(InputError, match="the longest has 9"):  # a stream that never gives one is left
-        tokenize(model, endless("ABCDEFGHI"), **asked)
+        tokenize(MODEL, endless("ABCDEFGHI"), **asked)
     assert len(looked_at) == SHORT
 
 
-def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(model, tmp_path):
+def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(tmp_path):
     text = " ".join(WORDS * 1000)
-    starts = set()
-    for seed in range(8):
-        passage = passage_of(text, characters=400, random=np.random.default_rng(seed))
+    passages = [passage_of(text, characters=400, random=np.random.default_rng(seed)) for seed in range(8)]
+    for passage in passages:
         assert 300 <= len(passage) <= 400
         assert passage in text
         assert passage.split()[0] in WORDS
-        starts.add(text.index(passage))
-    assert len(starts) > 1
+    assert len({*passages}) > 1
     assert passage_of(text, characters=len(text), random=np.random.default_rng(0)) == text
     assert len(passage_of("字" * 5000, characters=400, random=np.random.default_rng(0))) == 400
     file, lengths = tmp_path / "long.txt", []
@@ -118,7 +113,7 @@ def test_a_long_document_is_read_from_a_random_place_where_a_word_begins(model, 
 
     def counting(text, **options):
         lengths.append(len(text))
-        return model.tokenizer(text, **options)
+        return MODEL.tokenizer(text, **options)
 
-    prompts(replace(model, tokenizer=counting), n=2, length=10, text=file)
+    prompts(replace(MODEL, tokenizer=counting), n=2, length=10, text=file)
     assert sum(lengths) == CHARACTERS_PER_TOKEN * MARGIN * 2 * 10

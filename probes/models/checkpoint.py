@@ -8,7 +8,6 @@ import lzma
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from ..run.files import what_is
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 PACKED, LAST = "packed.json", "model"
 
 
@@ -44,16 +42,6 @@ def refuse_adapter(folder: Path) -> None:
         raise InputError(
             f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
         )
-
-
-def refuse_codes(folder: Path) -> None:
-    """Raises InputError where weights are whole numbers, which transformers would read as if they were the weights."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - no mapping
-                kind = opened.get_slice(name).get_dtype()
-                if name.endswith(".weight") and kind in WHOLE:  # leftovers such as stored masks may be of any kind
-                    raise InputError(f"{name} holds whole numbers ({kind}) instead of weights")
 
 
 def packed(folder: Path) -> list[str] | None:
