@@ -7,12 +7,11 @@ counts, cosines and places. The 95 % interval is found in one of four ways, whic
   once, so that what a text does to both alike cancels.
 - `by document`: the tokens differ (two tokenizers, with and without BOS), but both are windows of the same documents.
 - `unpaired`: neither; two independent samples, whose half-widths add in quadrature.
-- `own`: the results hold no values by prompt, but intervals of their own, which are combined in the same way. That the
-  prompts may be the same is not made use of, so that the interval is rather too wide.
+- `own`: the results hold no values by prompt, or the number jumps, as a place does. Intervals of their own are combined in
+  the same way. That the prompts may be the same is not made use of, so that the interval is rather too wide.
 
-A number that has none of these stands without an interval. One that jumps, as a place does, has an interval of the
-bootstrap, all others of the jackknife (`probes.results.statistics`). Lists of keys and values stand in the place of prompts,
-and their couples are the units.
+A number that has none of these stands without an interval. The others' are of the jackknife (`probes.results.statistics`).
+Lists of keys and values stand in the place of prompts, and their couples are the units.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ import xarray as xr
 from jaxtyping import Int
 
 from .errors import InputError
-from .headlines import DRAWS, Number, Samples, numbers
+from .headlines import Number, numbers
 from .measure import Measure, measure_of, questions
 from .results.dataset import Result, number_types, opened, options_of, recorded, stored
-from .results.statistics import Interval, apart, ends, jackknifed, paired, resampling, units
+from .results.statistics import Interval, apart, jackknifed, paired, units
 from .results.tables import Report, Table, interval, number
 
 COLUMNS = ("number", "of", "A", "B", "B against A", "interval")
@@ -114,16 +113,13 @@ def compare_results(a: Result, b: Result) -> Comparison:
 
 
 def _measure(a: xr.Dataset, b: xr.Dataset) -> Measure:
-    measures = [measure_of(ds) for ds in (a, b)]
-    for ds, one in zip((a, b), measures, strict=True):
-        if one is None:
-            kind = options_of(ds).get("measurement", "another kind")
-            raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(questions())}")
-    if measures[0] is not measures[1]:
-        names = [one.name for one in measures if one is not None]
-        raise InputError(f"A is a result of {names[0]}, B of {names[1]}; compare two results of one measure")
-    assert measures[0] is not None
-    return measures[0]
+    one, other = measure_of(a), measure_of(b)
+    if one is None or other is None:
+        kind = options_of(a if one is None else b).get("measurement", "another kind")
+        raise InputError(f"a result of {kind} holds no numbers to compare; give two of {', '.join(questions())}")
+    if one is not other:
+        raise InputError(f"A is a result of {one.name}, B of {other.name}; compare two results of one measure")
+    return one
 
 
 def comparison_report(found: Comparison, names: tuple[str, str] = ("A", "B")) -> Report:
@@ -188,47 +184,21 @@ def _row(one: Number, other: Number, how: str, unit: Unit, other_unit: Unit) -> 
     ratio = one.headline.ratio
     a, b = one.interval.value, other.interval.value
     mine, theirs = one.samples, other.samples
-    if mine is None or theirs is None:
+    if mine is None or theirs is None or one.headline.jumps:
         if ratio and min(min(x.interval.value, _low(x)) for x in (one, other)) > 0:  # 0 has no logarithm
             logs = [Interval(*map(math.log, x.interval[:3])) for x in (one, other)]
             return Row(one.name, one.where, a, b, True, _exp(apart(*logs)), "own")
         return Row(one.name, one.where, a, b, False, apart(one.interval, other.interval), "own")
-    if one.headline.jumps:
-        change = _jumping(mine, theirs, how, unit, other_unit)
+    first, second = (_logarithm(x.mean) if ratio else x.mean for x in (mine, theirs))
+    if how == "unpaired":
+        change = apart(jackknifed(first, mine.values, unit), jackknifed(second, theirs.values, other_unit))
     else:
-        first, second = (_logarithm(x.mean) if ratio else x.mean for x in (mine, theirs))
-        if how == "unpaired":
-            change = apart(jackknifed(first, mine.values, unit), jackknifed(second, theirs.values, other_unit))
-        else:
-            change = paired(first, (mine.values, unit), (theirs.values, other_unit))
+        change = paired(first, (mine.values, unit), (theirs.values, other_unit))
     return Row(one.name, one.where, a, b, ratio, _exp(change) if ratio else change, how)
 
 
 def _low(x: Number) -> float:
     return x.interval.value if math.isnan(x.interval.low) else x.interval.low
-
-
-def _jumping(mine: Samples, theirs: Samples, how: str, unit: Unit, other_unit: Unit) -> Interval:
-    """The change of a number that jumps: percentiles over resamples of the units, the same ones in both where paired."""
-    whole = theirs.mean(theirs.values) - mine.mean(mine.values)
-    if min(len(np.unique(unit)), len(np.unique(other_unit))) < 2:
-        return Interval(whole, math.nan, math.nan)
-    count = len(unit)
-    if how == "unpaired":
-        drawn = [_drawn(unit, 0), _drawn(other_unit, 1)]
-    else:
-        both = _drawn(np.concatenate([unit, other_unit]), 0)
-        drawn = [both[:, :count], both[:, count:]]
-    changes = [
-        theirs.mean(np.repeat(theirs.values, others, axis=0)) - mine.mean(np.repeat(mine.values, some, axis=0))
-        for some, others in zip(*drawn, strict=True)
-    ]
-    low, high = ends(np.array([whole, *changes[1:]]))
-    return Interval(whole, float(low), float(high))
-
-
-def _drawn(unit: Unit, seed: int) -> Int[np.ndarray, "resample prompt"]:
-    return resampling(len(unit), DRAWS, seed, documents=list(map(str, unit)))
 
 
 def _logarithm(of: Callable[[np.ndarray], float]) -> Callable[[np.ndarray], float]:
@@ -246,18 +216,15 @@ def _exp(change: Interval) -> Interval:
 
 
 def _said(how: str, a: xr.Dataset, b: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
-    counts = [ds.sizes.get("prompt", ds.sizes.get("context", 0)) for ds in (a, b)]
-    count = [len(np.unique(one)) for one in (unit, other_unit)]
-    if "context" in a.dims:
-        same = f"paired by list: both have the same {counts[0]} lists; units are {count[0]} sets without a common pair"
-        other = f"unpaired: other lists, {count[0]} sets without a common pair in A and {count[1]} in B"
-        return same if how == "by prompt" else f"{other}, taken as independent"
-    what = ["prompts" if n == prompts else "documents" for n, prompts in zip(count, counts, strict=True)]
+    whole = "lists" if "context" in a.dims else "prompts"
+    prompts = a.sizes.get("prompt", a.sizes.get("context", 0))
+    count, other = (len(np.unique(of)) for of in (unit, other_unit))
+    units_of = "sets without a common pair" if whole == "lists" else "prompts" if count == prompts else "documents"
     if how == "by prompt":
-        return f"paired by prompt: both have the same {counts[0]} prompts; units are {count[0]} {what[0]}"
+        return f"paired by {whole[:-1]}: both have the same {prompts} {whole}; units are {count} {units_of}"
     if how == "by document":
-        return f"paired by document: other tokens of the same {count[0]} documents"
-    return f"unpaired: other prompts, {count[0]} {what[0]} in A and {count[1]} {what[1]} in B, taken as independent"
+        return f"paired by document: other tokens of the same {count} documents"
+    return f"unpaired: other {whole}, {count} {units_of} in A and {other} in B, taken as independent"
 
 
 def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:

@@ -102,7 +102,8 @@ def spread_over(
         drawn = resampling(len(samples), DRAWS, 0, documents=list(map(str, unit)))
         prompts = np.arange(len(samples))
         whole = np.stack([np.asarray(mean(samples[np.repeat(prompts, counts)])) for counts in drawn])
-        return np.asarray(whole[0]), *ends(whole)
+        low, high = ends(whole) if len(np.unique(unit)) > 1 else np.full((2, *whole.shape[1:]), np.nan)
+        return np.asarray(whole[0]), low, high
     if not headline.ratio:
         return jackknife(mean, samples, unit)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -131,8 +132,8 @@ def places(values: xr.DataArray) -> list[str]:
     return [", ".join(parts) for parts in names]
 
 
-def headline_table(measure: Measure, results: Mapping[str, xr.Dataset]) -> Table:
-    """Headlines by model: a row for each number, a column for each model."""
+def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | None = None) -> Table:
+    """A row for each number, `most` of them at most (a last row counts what is left out), a column for each model."""
     by_model = {name: {(n.name, n.where): n.text for n in numbers(measure, ds)} for name, ds in results.items()}
     rows = dict.fromkeys(key for found in by_model.values() for key in found)
     cells: Sequence[list[str]] = [
@@ -140,6 +141,8 @@ def headline_table(measure: Measure, results: Mapping[str, xr.Dataset]) -> Table
     ]
     keep = [0, *([1] if any(row[1] for row in cells) else []), *range(2, 2 + len(by_model))]
     columns = ("number", "of", *by_model)
+    if most is not None and (left := len(cells) - most) > 1:
+        cells = [*cells[:most], [f"... {left} more in {measure.name}.md", *[""] * (len(columns) - 1)]]
     return Table("Headlines", tuple(columns[n] for n in keep), [[row[n] for n in keep] for row in cells])
 
 
@@ -166,16 +169,6 @@ def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:
     """Everything there is to tell of results."""
     found = [headlines(measure, results), *measure.tables(results)]
     return Report(measure.question, described(measure, results), found, measure.answer(results))
-
-
-def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | None = None) -> Table:
-    """The headlines, `most` of them at most; what is left out is counted in a last row."""
-    table = headline_table(measure, results)
-    left = len(table.rows) - (most or len(table.rows))
-    if left <= 1:
-        return table
-    more = [f"... {left} more in {measure.name}.md", *([""] * (len(table.columns) - 1))]
-    return Table(table.title, table.columns, [*table.rows[:most], more])
 
 
 def write_tables(measure: Measure, results: Mapping[str, xr.Dataset], path: Path) -> None:

@@ -201,9 +201,6 @@ def report(rows: Sequence[Row], device: torch.device) -> Report:
         Table(f"{device} against the CPU", COLUMNS, [row.cells for row in rows]),
     ]
     lines = [row.line for row in rows if row.line]
-    if device.type == "cpu":
-        itself = "this compares the CPU with itself and shows only what differs from run to run; give another --device"
-        lines.append(itself)
     wrong = {word: [row.cells[0] for row in rows if row.verdict == word] for word in ("differs", "failed")}
     verdicts = [f"{word}: {', '.join(names)}" for word, names in wrong.items() if names]
     return Report(

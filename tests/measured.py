@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,6 @@ BACKENDS = ("transformers", "transformer_lens")
 
 
 def backends(name: str) -> tuple[str, ...]:
-    """Those that run a family, or a variant of one."""
     return BACKENDS if ROWS[name.partition(",")[0]].no_lens is None else BACKENDS[:1]
 
 
@@ -48,14 +47,11 @@ LAYER_NORM = ("gpt2", "gpt_neox")  # the others' RMS norms compute in float32, e
 BRUTE = {name: 1e-11 if name in LAYER_NORM else 5e-5 for name in families.FAMILIES}
 
 
-def drawn_tokens(
-    prompts: int = 3, length: int = 12, *, least: int = 0, first: int | None = None, seed: int = 5
-) -> Tensor:
+def drawn_tokens(prompts: int = 3, length: int = 12, *, least: int = 0, first: Any = None, seed: int = 5) -> Tensor:
     """Random ids from `least` on, longer than the windows; `first` at position 0 if given."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(least, families.VOCABULARY, (prompts, length), generator=generator)
-    if first is not None:
-        tokens[:, 0] = first
+    tokens[:, 0] = tokens[:, 0] if first is None else first
     return tokens
 
 
@@ -78,7 +74,6 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def error(got: Tensor, expected: Tensor) -> float:
-    """Largest difference against the largest value."""
     assert got.shape == expected.shape
     return float((got - expected).abs().max() / expected.abs().max())
 
@@ -155,14 +150,8 @@ def brute(
 
 def by_readout(model: View, last: Tensor, readout: str) -> Tensor:
     """The derivative [output, d] of a readout by the last position's stream after the last block."""
-    readouts: dict[str, Callable[[Tensor], Tensor]] = {
-        "residual": lambda x: x,
-        "normed": model.norm,
-        "logits": lambda x: model.unembed(model.norm(x)),
-    }
-    top = torch.autograd.functional.jacobian(readouts[readout], last)
-    assert isinstance(top, Tensor)
-    return top.detach()
+    readouts: Any = {"residual": lambda x: x, "normed": model.norm, "logits": lambda x: model.unembed(model.norm(x))}
+    return torch.autograd.functional.jacobian(readouts[readout], last).detach()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
@@ -170,18 +159,17 @@ def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
 
     And "learned" [H, T], the weights on learned sink logits.
     """
+
+    def learned(a: Attention) -> Tensor:
+        none = torch.zeros_like(a.query[0, ..., 0])
+        return none if a.sink is None else (a.sink[:, None] - a.weighed()[1][0, ..., 0]).exp()
+
     found = []
     for prompt in tokens:
         trace = model.trace(model.embed(prompt[None]), attention=True)
         exact = [replace(a, query=a.query.double(), key=a.key.double()) for a in trace.attention]
-        patterns, keys = [a.pattern()[0] for a in exact], [a.key[0] for a in exact]
-        found.append({"patterns": patterns, "keys": keys, "values": [a.value[0].double() for a in exact]})
-        found[-1]["learned"] = [
-            torch.zeros_like(a.query[0, ..., 0])
-            if a.sink is None
-            else (a.sink[:, None] - a.weighed()[1][0, ..., 0]).exp()
-            for a in exact
-        ]
+        parts = {"patterns": [a.pattern()[0] for a in exact], "keys": [a.key[0] for a in exact]}
+        found.append(parts | {"values": [a.value[0].double() for a in exact], "learned": list(map(learned, exact))})
     return found
 
 

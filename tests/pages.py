@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import families
-import numpy as np
 import pytest
-import xarray as xr
 from filelock import FileLock
 
 from probes.claims.claim import Claim
 from probes.options import Prompts
 from probes.report.measuring import Source, Study, measure, studies
-from probes.results.dataset import attributes, load, made_with, save
+from probes.results.dataset import load, save
 from probes.run.files import file_name
 from toy.match_result import judged
 
+REPORTS = Path(__file__).resolve().parent.parent / "reports"
 LENGTH, PROMPTS = 24, 4
 ROGUE = "<script>alert('x')</script>/ape & co"  # the name of a model, as somebody might call a folder
 KINDS = ("jacobian", "theory", "sinks", "trajectory", "leakage", "bos-swap", "scalar")
@@ -69,32 +68,11 @@ def whole(models: Path, root: Path) -> Path:
         ds = load(root / "sinks" / "sinks-ape.nc")
         ds["alpha"] = ds["alpha"] * (1 if step == "ape" else 0.5)
         save(ds, root / "steps" / name)
-    save(atlas(), root / "theory" / "map.nc")
-    save(match(), root / "match" / "match.nc")
+    save(load(REPORTS / "theory" / "map.nc"), root / "theory" / "map.nc")
+    match = load(REPORTS / "match" / "match-tiny-llama.nc").assign_attrs(model="ape")
+    del match.attrs["weights"]
+    save(judged(match), root / "match" / "match.nc")
     return root
-
-
-def made(**more: Any) -> dict[str, Any]:
-    return attributes({**made_with(), "device": "cpu", "dtype": "float32", **more})
-
-
-def atlas() -> xr.Dataset:
-    """A map of five places whose first positions stand 4, 2, 1 and 6 times above the middle, the last one's not at all."""
-    x, primacy = np.linspace(0, 1, 32), (4.0, 2.0, 1.0, 6.0, 0.0)
-    curves = np.stack([np.where(x < 0.05, high, 1.0) + (x == 1) * 2.0 for high in primacy])
-    names = ("measured", "uniform", "values", "score_path", "config", "cesaro", "value")
-    of_places = {
-        "group": ["depth", "depth", "depth", "model", "window"],
-        "strength": [0.1, 0.5, 1.0, 0.3, 0.1],
-        "blocks": [8, 8, 8, 12, 8],
-        "width": [64] * 5,
-        "length": [32] * 5,
-        "name": ["", "", "", "Some-7B", ""],
-        "label": ["weak", "middling", "strong", "Some-7B", "a window"],
-    }
-    coords = {name: ("place", values) for name, values in of_places.items()}
-    variables = {name: (("place", "position"), curves * (1 if name == "measured" else 1.1)) for name in names}
-    return xr.Dataset(variables, coords=coords, attrs=made(measurement="map", seeds=2, products=64, factor=2.0))
 
 
 def held(claim: Claim) -> bool | None:
@@ -112,10 +90,3 @@ def claims() -> list[Claim]:
     names = ("id", "source", "claim", "published", "measured", "verdict")
     common: dict[str, Any] = {"model": "ape", "rule": "the number is above 0.3", "command": "headwater x"}
     return [Claim(**dict(zip(names, one, strict=True)), **common) for one in told]
-
-
-def match() -> xr.Dataset:
-    """A committed result of a model beside toys, as if it were of another model."""
-    ds = load(Path(__file__).resolve().parent.parent / "reports" / "match" / "match-tiny-llama.nc")
-    del ds.attrs["weights"]
-    return judged(ds.assign_attrs(model="ape"))

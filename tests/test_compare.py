@@ -10,11 +10,10 @@ import families
 import numpy as np
 import pytest
 import torch
-from measured import refused
 from scipy.stats import rankdata
 from scipy.stats import t as student
 
-from probes.measures.agreement import agreement, averaged, fractions, portrait, shape, taken_at
+from probes.measures.agreement import agreement, fractions, portrait, shape, taken_at
 from probes.measures.jacobian import jacobian
 from probes.measures.sinks import sinks
 from probes.models.load import load
@@ -39,15 +38,11 @@ def test_wide_models_are_sketched_and_narrow_ones_exact():
     config = families.FAMILIES["llama"]()
     assert json.loads(portrait(load(families.build(config)), TOKENS[:1]).attrs["options"])["method"] == "exact"
     config.hidden_size, config.head_dim = 72, 18
-    told: list[float] = []
-    model, progress = load(families.build(config)), lambda done, total: told.append(done / total)
-    wide = portrait(model, TOKENS[:1], products=9, seed=2, progress=progress)
+    model = load(families.build(config))
+    wide = portrait(model, TOKENS[:1], products=9, seed=2)
     assert json.loads(wide.attrs["options"])["method"] == "sketch"
     expected = jacobian(model, TOKENS[:1], method="sketch", products=9, seed=2)
     np.testing.assert_allclose(wide.sensitivity, expected.sensitivity, rtol=EXACT)
-    assert told == sorted(told)
-    assert told[-1] == 1
-    assert len(told) > 2
 
 
 def test_curves_are_interpolated_in_the_logarithm():
@@ -59,12 +54,6 @@ def test_curves_are_interpolated_in_the_logarithm():
     curve = np.array([0.0, 0.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])  # points at 0, 7/4, 7/2, 21/4, 7
     np.testing.assert_allclose(taken_at(curve, 5), [0, 4, 4, 4, 4])
     np.testing.assert_allclose(taken_at(curve, 6)[:2], [0, 0])  # at 1.4, nearer to the zero
-
-
-def test_average_is_geometric_and_of_squares_the_rms_over_prompts():
-    values = np.array([[[3.0, 1.0], [4.0, 1.0]], [[2.0, 0.0], [2.0, 1.0]]])
-    np.testing.assert_allclose(averaged(values), [(3 * 4 * 2 * 2) ** 0.25, 0])
-    np.testing.assert_allclose(averaged(values, squares=True), [math.sqrt(math.sqrt(12.5) * 2), 0.5**0.25])
 
 
 def sampled(curve: np.ndarray, *, seeds: int = 2, prompts: int = 6, noise: float = 0.1, seed: int = 0) -> np.ndarray:
@@ -125,28 +114,15 @@ def test_a_curve_is_held_and_a_single_run_has_no_interval():
     assert math.isnan(agreement(one[:, :1], curve).spearman_high)
 
 
-def test_shapes_agree_at_other_lengths_and_scales_or_do_not():
-    found, opposite = (agreement(sampled(U), sampled(curve[::8], seed=1)) for curve in (7 * U, 1 / U))
-    assert found.spearman > 0.8 > -0.5 > opposite.spearman_high
-    assert found.error < 0.15 < 0.5 < opposite.error_low
-    flat = agreement(np.ones((1, 2, 9)), sampled(U[::16]))
-    assert np.isnan([flat.spearman, flat.spearman_low]).all()
-    assert flat.error > 0
-
-
-def test_zeros_agree_and_reaches_that_differ_are_counted():
+def test_shapes_agree_at_other_lengths_and_scales_zeros_too_and_reaches_that_differ_are_counted():
+    found = agreement(sampled(U), sampled(7 * U[::8], seed=1))
+    assert found.spearman > 0.8
+    assert found.error < 0.15
     one, other = U[::8].copy(), U[::8].copy()
     one[:4], other[:5] = 0, 0
     found = agreement(sampled(one, noise=0), sampled(other, noise=0))
     assert found.error == pytest.approx(0, abs=1e-12)
     assert found.apart == pytest.approx(1 / 17)
-
-
-def test_curves_that_cannot_be_compared_are_refused(unchecked):
-    good = sampled(U[::8])
-    for bad, said in ((good[0], "shape"), (-good, "negative"), (np.where(good > 3, np.nan, good), "not finite")):
-        with refused(said):
-            agreement(good, bad)
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -167,20 +143,13 @@ def test_shape_is_that_of_the_mean_curve_with_intervals(runs):
     by_unit, unit = (values, np.arange(3)) if runs else (values.swapaxes(0, 1), np.array([1, 0, 1, 2, 2, 0]))
     _, low, high, _ = shape_over(np.log(by_unit), unit, bootstrap=200).trough_fraction
     drawn = []  # every resample of three units, of which the percentiles' ends are some
-    units = [[n] for n in range(3)] if runs else [[n for n in range(6) if documents[n] == name] for name in "abc"]
-    for chosen in itertools.product(units, repeat=3):
-        rows = [n for unit in chosen for n in unit]
-        picked = values[rows] if runs else values[:, rows]
-        drawn.append(shape_of(np.exp(np.log(picked).mean((0, 1)))).trough_fraction)
+    for chosen in itertools.product(range(3), repeat=3):
+        log = np.concatenate([np.log(by_unit[unit == n]).reshape(-1, len(U)) for n in chosen])
+        drawn.append(shape_of(np.exp(log.mean(0))).trough_fraction)
     assert min(drawn) <= low <= high <= max(drawn)
     assert len(set(drawn)) > 1
 
 
 def test_a_cut_off_middle_has_no_ratios():
-    curve = np.zeros(16)
-    curve[-2:] = 1
-    found = shape(sampled(curve, noise=0))
-    assert math.isnan(found.recency.value)
-    assert math.isnan(found.primacy.value)
-    with refused("7 positions"):
-        shape(sampled(U[:7]))
+    found = shape(sampled(np.arange(16) >= 14, noise=0))
+    assert np.isnan([found.recency.value, found.primacy.value]).all()

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 from scipy.stats import norm, t, ttest_ind
 
-from probes.claims.evidence import fresh, parameters, real, runs_of
-from probes.claims.readings import of_profiles, over_training, prompted
+from probes.claims.evidence import runs_of
+from probes.claims.readings import of_profiles, over_training
 from probes.claims.rules import SURE, above, below, between, every, listed, near, nothing, some, sure
 from probes.results.folder import Collected
-from probes.results.statistics import Interval, between_runs, over_runs, units
+from probes.results.statistics import Interval, between_runs, over_runs
 from probes.results.ushape import shape_of
-
-SMOLLM2 = {"hidden_size": 576, "num_hidden_layers": 30, "vocab_size": 49152}
-TINY = {"hidden_size": 144, "num_hidden_layers": 6, "vocab_size": 2048}
 
 
 def test_an_interval_on_one_side_decides():
@@ -37,16 +32,13 @@ def test_an_interval_on_one_side_decides():
     assert between(Interval(1, 1, 2), 1, 2)(SURE) == "holds"  # ends belong to it
 
 
-@pytest.mark.parametrize(
-    ("number", "low", "high", "verdict"),
-    [
+def test_a_number_is_met_within_a_quarter_and_a_correlation_within_a_hundredth():
+    for number, low, high, verdict in (
         *((0.4, 0.31, 0.49, "holds"), (0.4, 0.29, 0.4, "undecided"), (0.4, 0.6, 0.7, "does not hold")),
         *((0.99, 0.985, 0.995, "holds"), (0.99, 0.97, 0.99, "undecided"), (0.99, 0.9, 0.95, "does not hold")),
         (0.99, 0.999, 1.001, "holds"),
-    ],
-)
-def test_a_number_is_met_within_a_quarter_and_a_correlation_within_a_hundredth(number, low, high, verdict):
-    assert near(Interval(low, low, high), number, correlation=number > 0.9)(SURE) == verdict
+    ):
+        assert near(Interval(low, low, high), number, correlation=number > 0.9)(SURE) == verdict
 
 
 def test_nothing_there_takes_the_90_percent_interval():
@@ -81,34 +73,8 @@ def test_intervals_over_runs_are_student_s_at_any_level_and_welch_s_of_three_of_
     a, b = [1.0, 1.2, 0.9, 1.4], [2.0, 2.6, 1.9]
     assert over_training(a, b)[1:3] == pytest.approx(tuple(ttest_ind(a, b, equal_var=False).confidence_interval()))
     assert between_runs([1.0, 1.0], [2.0, 2.0])[:3] == (-1, -1, -1)
-    assert all(
-        math.isnan(found.low) for found in (between_runs(a, b[:1]), over_training(a[:2]), over_training(a, b[:2]))
-    )
+    assert all(math.isnan(x.low) for x in (between_runs(a, b[:1]), over_training(a[:2]), over_training(a, b[:2])))
     assert over_training(a)[:3] == over_runs(a)[:3]
-
-
-def test_only_large_pretrained_models_decide_about_language_models():
-    assert parameters(SMOLLM2) == pytest.approx(134.5e6, rel=0.1)
-    assert parameters({"n_embd": 768, "n_layer": 12, "vocab_size": 50257}) == pytest.approx(124e6, rel=0.01)
-
-    def result(config: dict[str, int], condition: str, value: float) -> xr.Dataset:
-        attrs = {"config": json.dumps(config), "condition": condition, "command": "headwater sinks x"}
-        return xr.Dataset({"value": value}, attrs=attrs)
-
-    def tell(ds: xr.Dataset) -> Any:
-        return f"{float(ds['value']):g}", bool(ds["value"] > 0)
-
-    of = {"smol": result(SMOLLM2, "pretrained", 1), "tiny": result(TINY, "pretrained", -1)}
-    of |= {"fresh": result(SMOLLM2, "init", -1), "other": xr.Dataset(attrs={"config": json.dumps(SMOLLM2)})}
-    collected = Collected(Path(), {"sinks": of})
-    told = ("smol: 1", "holds", "smol", "headwater sinks x", "tiny: -1; fresh: -1")  # the other lacks the value
-    assert real("sinks").judge(collected, tell) == told
-    everywhere = fresh("sinks").judge(collected, tell)
-    assert everywhere is not None
-    assert everywhere[1:3] == ("does not hold", "smol, tiny, fresh")
-    alone = Collected(Path(), {"sinks": {"tiny": of["tiny"]}})
-    assert real("sinks").judge(alone, tell) == ("-", "not measured", "", "", "tiny: -1")
-    assert real("leakage").judge(collected, tell) is real("sinks", only=["gone"]).judge(collected, tell) is None
 
 
 def test_runs_are_the_bundled_model_and_its_other_seeds():
@@ -117,29 +83,22 @@ def test_runs_are_the_bundled_model_and_its_other_seeds():
     assert list(runs_of(collected, "leakage", "tiny-llama")) == ["tiny-llama", "runs/tiny-llama-seed1"]
 
 
-def profile(prompts: int, seeds: int, condition: str) -> xr.Dataset:
-    """Profiles that fall from `first` to 1, every prompt with a scale and a noise of its own; two prompts a document."""
-    random = np.random.default_rng(0)
-    curve = 1 + 9 * np.exp(-np.arange(64) / 2)
-    noise = np.repeat(random.normal(0, 0.1, (seeds, prompts // 2, 1, 64)), 2, axis=2).reshape(seeds, prompts, 64)
-    values = curve * np.exp(noise + random.normal(0, 2, (seeds, prompts, 1)))
-    coords = {"condition": [condition], "seed": range(seeds), "document": ("prompt", np.arange(prompts) // 2)}
-    return xr.Dataset({"sensitivity": (("condition", "seed", "prompt", "position"), values[None])}, coords)
-
-
 def test_a_number_of_a_profile_has_documents_as_units():
-    ds, exact = profile(24, 1, "pretrained"), shape_of(1 + 9 * np.exp(-np.arange(64) / 2)).primacy
+    random, curve = np.random.default_rng(0), 1 + 9 * np.exp(-np.arange(64) / 2)
+    noise = np.repeat(random.normal(0, 0.1, (12, 64)), 2, axis=0)  # of twelve documents of two prompts
+    values = curve * np.exp(noise + random.normal(0, 2, (24, 1)))
 
-    def primacy(ds: xr.Dataset, condition: str) -> Interval:
-        return of_profiles(lambda curve: math.log(shape_of(curve).primacy), units(ds), prompted(ds, condition))
+    def primacy(unit: np.ndarray, *seeds: np.ndarray) -> Interval:
+        return of_profiles(lambda curve: math.log(shape_of(curve).primacy), unit, seeds)
 
-    found, alone = primacy(ds, "pretrained"), primacy(ds.drop_vars("document"), "pretrained")
+    found, alone = primacy(np.arange(24) // 2, values), primacy(np.arange(24), values)
     assert found.freedom == 11
-    assert found.low < math.log(exact) < found.high  # a prompt's own scale moves no geometric mean's shape
+    # A prompt's own scale moves no geometric mean's shape.
+    assert found.low < math.log(shape_of(curve).primacy) < found.high
     assert alone.high - alone.low < found.high - found.low
-    assert primacy(profile(4, 3, "init"), "init").freedom == 2  # fresh models are units themselves
-    with pytest.raises(KeyError, match="condition"):
-        prompted(ds, "init")
+    assert (
+        primacy(np.arange(8), values[:8], values[8:16], values[16:]).freedom == 2
+    )  # fresh models are units themselves
 
 
 def test_many_numbers_are_told_as_a_range():

@@ -25,27 +25,18 @@ def changed(values: np.ndarray, count: int, by: float) -> np.ndarray:
     return np.concatenate([values[:count] + by, values[count:]])
 
 
-@pytest.mark.parametrize(
-    ("variable", "by", "few", "many"),
-    [
-        ("alpha", 0.0, 100, None),
+def test_what_counts_as_a_difference():
+    for variable, by, few, many in (
         ("alpha", 1.9e-3, 100, None),  # of a largest value of 2
-        ("alpha", 2.1e-3, None, 1),
+        ("alpha", 2.1e-3, 0, 1),
         ("sink_rate", 0.5, 2, 3),  # a threshold decides it
         ("sink_rate_of_model", 1.9e-3, 100, None),  # a mean over heads, which rounds
-        ("over_tau_of_model", 2.1e-3, None, 1),
+        ("over_tau_of_model", 2.1e-3, 0, 1),
         ("alpha", np.nan, 2, 3),
         ("alpha", np.inf, 2, 3),
-    ],
-)
-def test_what_counts_as_a_difference(variable, by, few, many):
-    if few is not None:
+    ):
         assert verdict(variable, ENTRIES, changed(ENTRIES, few, by)) == "ok"
-    if many is not None:
-        assert verdict(variable, ENTRIES, changed(ENTRIES, many, by)) == "differs"
-
-
-def test_words_small_numbers_and_what_is_missing():
+        assert many is None or verdict(variable, ENTRIES, changed(ENTRIES, many, by)) == "differs"
     assert verdict("loss_change", [1e-7, -2e-7], [-3e-7, 4e-7]) == "ok"  # rounding of losses of size 1
     assert verdict("loss_change", [1e-4, -2e-4], [2e-4, -2e-4]) == "differs"
     assert verdict("role", list("abcd"), list("abcx")) == "ok"  # one entry may
@@ -63,8 +54,7 @@ def few(monkeypatch):
     monkeypatch.setattr(selftest, "MODELS", {"tiny-llama": ("theory", "sinks")})
 
 
-@pytest.mark.parametrize(("block", "matrix"), [(0, "q"), (5, "down")])
-def test_a_matrix_that_is_1_percent_off_on_one_side_is_found(block, matrix, monkeypatch, capsys, few, tmp_path):
+def test_a_matrix_that_is_1_percent_off_on_one_side_is_found(monkeypatch, capsys, few, tmp_path):
     sides = []
 
     def loaded(name: str, **given: Any) -> Any:
@@ -72,7 +62,7 @@ def test_a_matrix_that_is_1_percent_off_on_one_side_is_found(block, matrix, monk
         sides.append(model)
         if len(sides) == 2:
             with torch.no_grad():
-                getattr(model.parts(block), matrix).weight.mul_(1.01)
+                model.parts(5).down.weight.mul_(1.01)
         return model
 
     monkeypatch.setattr(selftest, "load", loaded)
@@ -96,9 +86,8 @@ def test_an_error_on_the_device_is_a_row(monkeypatch, capsys, few):
     calls: list[Any] = []
     monkeypatch.setitem(TRIALS, "sinks", measured)
     assert call(monkeypatch, "selftest", "--device", "cpu") == 1
-    *_, failed, itself, last = capsys.readouterr().out.splitlines()
+    *_, failed, last = capsys.readouterr().out.splitlines()
     assert failed == "tiny-llama: sinks on cpu: NotImplementedError: no such kernel here"
-    assert itself.startswith("this compares the CPU with itself")
     assert last == "failed: tiny-llama: sinks"
 
 
@@ -109,7 +98,6 @@ def test_another_device_agrees(monkeypatch, capsys, few, float64):
     shown = capsys.readouterr().out
     assert "lazy:0 against the CPU" in shown
     assert shown.splitlines()[-1] == "all 3 agree"
-    assert "itself" not in shown
 
 
 @pytest.mark.slow

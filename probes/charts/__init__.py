@@ -7,13 +7,12 @@ A chart function takes results by their model's name and returns a `Figure`; it 
 
 `panels` lays results of models out; `sheet` gives empty panels to a figure of another shape. The forms are `curves` (over
 positions, blocks or anything else, with bands), `blocks` (a quantity by block, with intervals and nulls), `heat` (blocks by
-heads), `dots` (with intervals, by category), `stacks` (bars of parts) and `pictures` (attention patterns).
+heads), `dots` (with intervals, by category) and `stacks` (bars of parts).
 """
 
 from __future__ import annotations
 
 from .figures import Panel as Panel
-from .figures import inline as inline
 from .figures import panels as panels
 from .figures import save as save
 from .figures import sheet as sheet
@@ -23,7 +22,6 @@ from .forms import blocks as blocks
 from .forms import curves as curves
 from .forms import dots as dots
 from .forms import heat as heat
-from .forms import pictures as pictures
 from .forms import stacks as stacks
 from .style import BLUE as BLUE
 from .style import CYCLE as CYCLE
@@ -34,18 +32,15 @@ from .style import FRESH as FRESH
 from .style import GREEN as GREEN
 from .style import GREY as GREY
 from .style import INK as INK
-from .style import NULL as NULL
 from .style import ORANGE as ORANGE
 from .style import PURPLE as PURPLE
 from .style import SKY as SKY
 from .style import THEORY as THEORY
 from .style import TRAINED as TRAINED
 from .style import VERMILLION as VERMILLION
-from .style import blank as blank
 from .style import block_axis as block_axis
 from .style import depth_color as depth_color
 from .style import level as level
-from .style import log_axis as log_axis
 from .style import numeral as numeral
 from .style import position_axis as position_axis
 from .style import words as words

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..run.files import atomic
-from .style import CYCLE, DPI, FAINT, GREY, INK, NAME, STYLE, TEXT, TITLE, WIDTH, blank, wrapped
+from .style import CYCLE, DPI, FAINT, GREY, INK, STYLE, TEXT, TITLE, WIDTH, blank, wrapped
 
 MOST_PANELS = 4
+FILES: Any = {**STYLE, "svg.fonttype": "none"}  # text in files is text
 NO_DATE: Any = {"Date": None}  # the same figure gives the same file
 LINE = 10.0  # points of a caption's line, which a page leaves away
 LOOK = 'font-family="\'DejaVu Sans\', Verdana, sans-serif" stroke-linejoin="round"'  # Verdana is about as wide
@@ -36,74 +36,39 @@ class Panel:
 
 
 def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: str) -> Figure:
-    """A figure of at most four panels: of one model all quantities, of several the first ones, a column per model.
+    """A figure of at most four panels in two columns: of one model all quantities, of several the first ones.
 
-    Two models have two rows, three or four have one; of more, the first four are drawn, and the title says so.
+    Two models have two quantities, three or four have one; of more, the first four are drawn, and the title says so. An odd
+    number of quantities of one model stand below each other.
 
     Args:
         results: by the model's name.
         rows: what is drawn of each, the most important first.
         caption: what a reader has to know, at most two lines.
     """
+    shown = list(results.items())[:MOST_PANELS]
+    alone, rows = len(shown) == 1, rows[: MOST_PANELS // len(shown)]
+    drawn = [(panel, name, ds) for panel in rows for name, ds in shown]
+    across = 1 if alone and len(rows) % 2 else 2
+    heights = [max(panel.height for panel, _, _ in drawn[n : n + across]) for n in range(0, len(drawn), across)]
+    first: dict[str, Axes] = {}
     with matplotlib.rc_context(STYLE):
-        return _one(*next(iter(results.items())), rows, caption) if len(results) == 1 else _many(results, rows, caption)
-
-
-def _one(name: str, ds: xr.Dataset, rows: Sequence[Panel], caption: str) -> Figure:
-    """All panels of one model in two columns; the first of three is as wide as both."""
-    rows = rows[:MOST_PANELS]
-    alone = len(rows) % 2
-    lines = [rows[:1]] * alone + [rows[n : n + 2] for n in range(alone, len(rows), 2)]
-    heights = [max(panel.height for panel in line) for line in lines]
-    figure = blank((WIDTH, sum(heights) + 0.3), caption)
-    grid = figure.add_gridspec(len(lines), 2, height_ratios=heights)
-    for n, line in enumerate(lines):
-        for column, panel in enumerate(line):
-            _draw(figure.add_subplot(grid[n, :] if len(line) == 1 else grid[n, column]), panel, ds)
-    figure.suptitle(wrapped(name, figure.get_figwidth() - 0.4, TITLE))
+        figure = blank((WIDTH, sum(heights) + 0.3), caption)
+        grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
+        for n, (panel, name, ds) in enumerate(drawn):
+            share = first.get(panel.label) if panel.share else None
+            cell = figure.add_subplot(grid[n // across, n % across], sharey=share)
+            first.setdefault(panel.label, cell)
+            panel.draw(cell, ds)
+            if alone or n % across == 0:
+                cell.set_ylabel(wrapped(panel.label, 0.75 * panel.height, TEXT))
+            if panel is rows[0] and not alone:
+                cell.set_title(wrapped(name, WIDTH / 2 - 1.5, TEXT))
+        if alone:
+            figure.suptitle(wrapped(shown[0][0], WIDTH - 0.4, TITLE))
+        elif len(results) > len(shown):
+            figure.suptitle(f"the first {len(shown)} of {len(results)} models")
     return figure
-
-
-def _many(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: str) -> Figure:
-    """A column per model, as many rows as four panels allow."""
-    shown = dict(list(results.items())[:MOST_PANELS])
-    rows = rows[: max(1, MOST_PANELS // len(shown))]
-    width = WIDTH if len(shown) == 2 else 1.4 * WIDTH
-    heights = [panel.height for panel in rows]
-    figure = blank((width, sum(heights) + 0.3), caption)
-    grid = figure.add_gridspec(len(rows), len(shown), height_ratios=heights)
-    for n, panel in enumerate(rows):
-        line: list[Axes] = []
-        for column, (name, ds) in enumerate(shown.items()):
-            cell = figure.add_subplot(grid[n, column], sharey=line[0] if line and panel.share else None)
-            _draw(cell, panel, ds, labelled=column == 0)
-            if n == 0:
-                cell.set_title(wrapped(name, (width - 3) / len(shown), TEXT))
-            line.append(cell)
-        _once(line)
-    if len(results) > len(shown):
-        figure.suptitle(f"the first {len(shown)} of {len(results)} models")
-    return figure
-
-
-def _draw(cell: Axes, panel: Panel, ds: xr.Dataset, *, labelled: bool = True) -> None:
-    panel.draw(cell, ds)
-    if labelled:
-        cell.set_ylabel(wrapped(panel.label, 0.75 * panel.height, TEXT))
-
-
-def _once(line: Sequence[Axes]) -> None:
-    """Panels side by side say the same words once, at the right, and label the same vertical axis once, at the left."""
-    seen: set[str] = set()
-    for cell in reversed(line):
-        for text in [text for text in cell.texts if text.get_gid() == NAME]:
-            if text.get_text() in seen:
-                text.remove()
-            else:
-                seen.add(text.get_text())
-    ticks = [(cell.get_ylim(), [text.get_text() for text in cell.get_yticklabels()]) for cell in line]
-    for before, cell, here in zip(ticks, line[1:], ticks[1:], strict=False):
-        cell.tick_params(labelleft=here != before)
 
 
 def sheet(
@@ -129,7 +94,7 @@ def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
     path = Path(path)
     base = path.with_suffix("") if path.suffix in (".png", ".svg") else path
     saved = base.with_name(f"{base.name}.png"), base.with_name(f"{base.name}.svg")
-    with _settled(figure), atomic(saved[0]) as picture, atomic(saved[1]) as drawing:
+    with matplotlib.rc_context(FILES), atomic(saved[0]) as picture, atomic(saved[1]) as drawing:
         figure.savefig(picture, format="png", dpi=DPI)
         figure.savefig(drawing, format="svg", metadata=NO_DATE)
     return saved
@@ -138,22 +103,9 @@ def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 def svg(figure: Figure) -> str:
     """The figure as SVG in a page, see `inline`."""
     file = io.StringIO()
-    with _settled(figure):
+    with matplotlib.rc_context(FILES):
         figure.savefig(file, format="svg", metadata=NO_DATE)
     return inline(file.getvalue())
-
-
-@contextmanager
-def _settled(figure: Figure) -> Iterator[None]:
-    """Within it the layout is made once, and not again by every file that is written."""
-    with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
-        figure.draw_without_rendering()
-        engine = figure.get_layout_engine()
-        figure.set_layout_engine("none")
-        try:
-            yield
-        finally:
-            figure.set_layout_engine(engine)
 
 
 def inline(text: str) -> str:

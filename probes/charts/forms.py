@@ -1,21 +1,19 @@
-"""The forms: curves, quantities by block, heat maps, dots, stacked parts and pictures of attention, each in one panel."""
+"""The forms: curves, quantities by block, heat maps, dots and stacked parts, each in one panel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize, PowerNorm
+from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from .style import BLUE, DECADES, FAINT, GREY, INK, SIGNED, SMALL, WEIGHTS, block_axis, log_axis, words, wrapped
+from .style import BLUE, DECADES, FAINT, GREY, INK, SMALL, WEIGHTS, block_axis, log_axis, words, wrapped
 
-FEW_BLOCKS = 12  # more leave no room for marks beside each other: lines with bands
 CATEGORY = 1.6  # inches of a category's words
-FEW_CELLS = 40  # of a heat map with its values written in it
 Values: TypeAlias = Any  # [point], an array or a DataArray
 
 
@@ -80,7 +78,7 @@ def curves(cell: Axes, series: Iterable[Series], *, log: bool = False, decades: 
 
 
 def blocks(cell: Axes, series: Sequence[Series], nulls: Sequence[Series] = (), *, log: bool = False) -> None:
-    """Draw quantities by block: marks with intervals side by side where blocks are few, else lines with bands.
+    """Draw quantities by block, as lines with bands.
 
     Args:
         cell: where.
@@ -89,10 +87,6 @@ def blocks(cell: Axes, series: Sequence[Series], nulls: Sequence[Series] = (), *
         log: the vertical axis is logarithmic.
     """
     numbers = series[0].points()[0]
-    if len(numbers) <= FEW_BLOCKS:
-        reach = min(0.25, 0.08 * len(series))
-        shifts = np.linspace(-reach, reach, len(series)) if len(series) > 1 else [0.0]
-        series = [replace(one, x=numbers + by, line="") for one, by in zip(series, shifts, strict=True)]
     for null in nulls:
         (_, y), interval = null.points(), null.interval()
         cell.axhline(y[0], color=null.color, linestyle=null.line, linewidth=1.1, alpha=null.alpha, zorder=1)
@@ -108,9 +102,6 @@ def heat(
     values: Values,
     label: str,
     marks: Mapping[str, tuple[Values, str]] | None = None,
-    *,
-    most: float | None = None,
-    signed: bool = False,
 ) -> None:
     """Draw a heat map of blocks by heads, its scale below it, marks on cells and their words beside it.
 
@@ -119,22 +110,14 @@ def heat(
         values: [block, head]; NaN is left empty.
         label: of the scale.
         marks: by words, which cells [block, head] have a dot and its colour.
-        most: the value of full colour; the largest if not given.
-        signed: both signs are shown, the paper is zero.
     """
     values = np.asarray(values, dtype=float)
-    top = float(np.nanmax(np.abs(values))) if most is None else most
-    limits = Normalize(-top if signed else 0, top or 1)
-    image = cell.imshow(values, SIGNED if signed else WEIGHTS, limits, aspect="auto", interpolation="none")
-    if few := values.size <= FEW_CELLS:
-        for (block, head), value in np.ndenumerate(values):
-            color = "white" if abs(value) > 0.6 * top else INK
-            text = "" if np.isnan(value) else f"{value:.2f}".replace("0.", ".", 1)
-            cell.text(head, block, text, ha="center", va="center", fontsize=7, color=color)
+    limits = Normalize(0, np.nanmax(values) or 1)
+    image = cell.imshow(values, WEIGHTS, limits, aspect="auto", interpolation="none")
     for n, (name, (where, color)) in enumerate((marks or {}).items()):
         block, head = np.nonzero(np.asarray(where))
         if len(block):
-            cell.plot(head, block + (0.36 if few else 0), "o", color=color, markersize=3, markeredgewidth=0)
+            cell.plot(head, block, "o", color=color, markersize=3, markeredgewidth=0)
             words(cell, name, 1 - 0.1 * n, color, fraction=True)
     cell.spines[:].set_visible(False)
     cell.tick_params(length=0)
@@ -209,34 +192,10 @@ def stacks(cell: Axes, parts: Sequence[Series], *, limit: float | None = None) -
     above, below = np.zeros(len(numbers)), np.zeros(len(numbers))
     for n, part in enumerate(parts):
         y = np.nan_to_num(part.points()[1])
-        width = 0.8 if len(numbers) <= FEW_BLOCKS else 1.0
-        cell.bar(numbers, y, width, np.where(y < 0, below, above), color=part.color, linewidth=0)
+        cell.bar(numbers, y, 0.9, np.where(y < 0, below, above), color=part.color, linewidth=0)
         above, below = above + np.maximum(y, 0), below + np.minimum(y, 0)
         words(cell, part.label, 1 - 0.12 * n, part.color, fraction=True)
     if limit is not None:
         cell.set_ylim(-limit, limit)
     cell.axhline(0, color=INK, linewidth=0.7)
     block_axis(cell, numbers)
-
-
-def pictures(cell: Axes, patterns: Sequence[Values], titles: Sequence[str]) -> None:
-    """Draw attention patterns [query, key] beside each other; shade is the square root of the weight.
-
-    Args:
-        cell: the room for all of them.
-        patterns: each [query, key].
-        titles: one above each, as "block 5, head 1".
-    """
-    cell.set_axis_off()
-    share = 1 / len(patterns)
-    for n, (pattern, title) in enumerate(zip(patterns, titles, strict=True)):
-        picture = cell.inset_axes((n * share + 0.04, 0.16, share - 0.06, 0.68))
-        picture.imshow(np.asarray(pattern, dtype=float), WEIGHTS, PowerNorm(0.5, 0, 1), interpolation="none")
-        last = len(pattern) - 1
-        picture.set_xticks([0, last])
-        picture.set_yticks([0, last] if n == 0 else [])
-        picture.tick_params(length=2, pad=1, labelsize=6.5)
-        picture.spines[:].set_visible(False)
-        picture.set_title(title.replace(", ", ",\n"), fontsize=SMALL, pad=3)
-        picture.set_xlabel("key", fontsize=SMALL, labelpad=0)
-        picture.set_ylabel("query" if n == 0 else "", fontsize=SMALL, labelpad=0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
+import textwrap
 from typing import Any
 
 import matplotlib
@@ -11,7 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -20,20 +18,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9"
 INK, GREY, FAINT = "#1a1a1a", "#777777", "#dddddd"  # FAINT: grids
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, INK)
-FRESH, TRAINED, THEORY, NULL = BLUE, VERMILLION, INK, GREY  # conditions, predictions and nulls, wherever they are drawn
+FRESH, TRAINED, THEORY = BLUE, VERMILLION, INK  # conditions and predictions, wherever they are drawn
 DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1.3))
 # Zero is the paper, white or dark: the colour's opacity grows, not its darkness.
 WEIGHTS = LinearSegmentedColormap.from_list("weights", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)])
-_ENDS: Any = [
-    (0, to_rgba(VERMILLION, 1)),
-    (0.5, to_rgba(VERMILLION, 0)),
-    (0.5, to_rgba(BLUE, 0)),
-    (1, to_rgba(BLUE, 1)),
-]
-SIGNED = LinearSegmentedColormap.from_list("signed", _ENDS)
-DEPTHS = LinearSegmentedColormap.from_list(
-    "depths", [SKY, BLUE, "#00324f"]
-)  # blocks in one panel, from the first to the last
+DEPTHS = LinearSegmentedColormap.from_list("depths", [SKY, BLUE, "#00324f"])  # blocks in one panel, first to last
 
 TEXT, SMALL, TITLE = 9.0, 7.5, 10.0  # points of text, of captions and words at curves, of a figure's title
 STYLE: Any = {
@@ -52,8 +41,8 @@ STYLE: Any = {
 DPI = 170  # of a PNG: sharp at the full width of a page
 WIDTH = 7.4  # inches of a figure, as wide as a page's text
 DECADES = 4.0  # that a logarithmic axis spans at most: the rim of a window's reach fades to nothing
+LETTER = 0.55  # width of a letter in sizes of its font, on average
 WORDS = 1.15  # inches across of words at the end of a curve
-EVENER = (0.6, 0.7, 0.8, 0.9)  # shares of the room, tried for lines of more even length
 PASSES = 2  # words that are moved apart change no width, but the first pass places the axes they are moved along
 NAME = "words at the end of a curve"  # the gid of these annotations
 
@@ -61,11 +50,10 @@ NAME = "words at the end of a curve"  # the gid of these annotations
 # --------------------------------------------------------------------------------------------------------------- axes
 
 
-def position_axis(cell: Axes, length: int | None = None) -> None:
-    """Positions along the horizontal axis: fractions j / (T - 1), or numbers up to `length` - 1."""
-    if length is None:
-        cell.set_xlim(-0.02, 1.02)
-        cell.set_xticks([0, 0.25, 0.5, 0.75, 1], ["first", "1/4", "1/2", "3/4", "last"])
+def position_axis(cell: Axes) -> None:
+    """Positions along the horizontal axis, fractions j / (T - 1)."""
+    cell.set_xlim(-0.02, 1.02)
+    cell.set_xticks([0, 0.25, 0.5, 0.75, 1], ["first", "1/4", "1/2", "3/4", "last"])
     cell.set_xlabel("position in the prompt")
 
 
@@ -120,37 +108,9 @@ def depth_color(block: int, of: int) -> Any:
 
 
 def wrapped(text: str, inches: float, points: float) -> str:
-    """A text in as few lines of at most so many inches as it takes, of about equal length.
-
-    Lines are broken behind spaces, hyphens, slashes and underscores, within a word only where it is longer than a line.
-    """
-    lines = _lines(text, inches, points)
-    evener = (_lines(text, share * inches, points) for share in EVENER)
-    return "\n".join(next((fewer for fewer in evener if len(fewer) == len(lines)), lines))
-
-
-def _lines(text: str, inches: float, points: float) -> list[str]:
-    def length(line: str) -> float:
-        return points * sum(map(_advance, line)) / 72
-
-    lines: list[str] = []
-    for given in text.split("\n"):
-        lines.append("")
-        for piece in re.findall(r"\$[^$]*\$|[^\s_/-]*[\s_/-]|[^\s_/-]+", given):
-            whole = "$" in piece or length(piece.strip()) <= inches
-            for part in [piece] if whole else piece:
-                if lines[-1] and length((lines[-1] + part).strip()) > inches:
-                    lines.append("")
-                lines[-1] += part
-    return [line.rstrip() for line in lines]
-
-
-@cache
-def _advance(letter: str) -> float:
-    """Width of a letter in sizes of its font, matplotlib's own; of formulas, about."""
-    font = get_font(findfont("DejaVu Sans"))
-    font.set_size(100, 72)
-    return font.load_char(ord(letter)).linearHoriAdvance / 65536 / 100
+    """A text in lines of at most about so many inches, broken within a word only where it is longer than a line."""
+    letters = max(1, int(72 * inches / (LETTER * points)))
+    return "\n".join("\n".join(textwrap.wrap(line, letters)) for line in text.split("\n"))
 
 
 # -------------------------------------------------------------------------------------------------------------- layout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -29,12 +28,11 @@ Rows = Sequence[Row]
 # ----------------------------------------------------------------------------------------------------------- the U-shape
 
 WEAK, STRONG = 1.25, 2.0  # of both ends against the middle: ours, the source names none
-FACTORS = (WEAK, 1.5, STRONG)
 
 
 def u_of(row: Row, factor: float) -> Test:
     """Whether both ends of a place's profile stand so many times above its middle."""
-    return every(above(roughly(end), float(np.log(factor))) for end in (row.shape.primacy, row.shape.recency))
+    return above(roughly(row.weaker), float(np.log(factor)))
 
 
 def u_of_places(rows: Rows) -> dict[str, Told]:
@@ -47,11 +45,9 @@ def u_of_places(rows: Rows) -> dict[str, Told]:
 
 def u_everywhere(rows: Rows, factor: float) -> Told:
     """Of all places, counted."""
-    least = [min(row.shape.primacy, row.shape.recency) for row in rows]
-    words = ", ".join(f"{sum(end >= limit for end in least)} of {len(rows)} at {limit:g}" for limit in FACTORS)
-    without = [row["strength"] for row, end in zip(rows, least, strict=True) if not end >= STRONG]
-    words += f" times; below {STRONG:g} from d σ² = {min(without):.2g} on" if without else " times"
-    return f"both ends stand above the middle {words}", every(u_of(row, factor) for row in rows)
+    there = sum(row.weaker >= factor for row in rows)
+    words = f"{there} of {len(rows)} places; the lower end {range_told([row.weaker for row in rows])} times the middle"
+    return words, every(u_of(row, factor) for row in rows)
 
 
 def u_of_model(ds: xr.Dataset, condition: str = "pretrained", factor: float = WEAK) -> Told:
@@ -85,7 +81,7 @@ for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong
 
 for short, model, length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "openai-community/gpt2", 1024)):
     claim, rule = f"The U-shape persists in the pretrained {model.rpartition('/')[2]}.", f"{BOTH} in its profile"
-    needs = real("jacobian", only=[model], options=f"--length {length}", out=f"runs/{short}")
+    needs = real("jacobian", only=[model], options=f"--length {length}")
     chowdhury(f"u-persists-{short}", "experiments", claim, rule=rule, needs=needs)(u_of_model)
 
 
@@ -211,10 +207,9 @@ def _(row: Row) -> Told:
 @ours("primacy-tail-everywhere", rule=f"{CLIMBS} at every place without window", needs=places(window=0))
 def _(rows: Rows) -> Told:
     """The primacy tail of the profile at initialization, a polynomial in ln(1/x), is there at any logit scale."""
-    rho = [climb(row) for row in rows]
-    flat = [row["strength"] for row, rank in zip(rows, rho, strict=True) if not rank >= RISING]
-    words = f"{len(rows) - len(flat)} of {len(rows)} places; {range_told(rho, '.2f')}"
-    return words + (f"; below from d σ² = {min(flat):.2g} on" if flat else ""), every(rank >= RISING for rank in rho)
+    ranks = np.array([climb(row) for row in rows])
+    words = f"{(ranks >= RISING).sum()} of {len(rows)} places; {range_told(ranks, '.2f')}"
+    return words, every(map(bool, ranks >= RISING))
 
 
 @usual("recency-isolated", rule=f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it")
@@ -337,16 +332,12 @@ def _(ds: xr.Dataset) -> Told:
     """The profile at initialization stays the baseline of the trained one."""
     fresh, trained = elasticities(ds)
 
-    def rank(part: slice, trained: np.ndarray, *fresh: np.ndarray) -> float:
-        before = smooth(np.exp(np.mean(np.log(np.stack(fresh)), axis=0)))
-        rho = spearman(smooth(trained)[part], before[part])
+    def rank(trained: np.ndarray, *fresh: np.ndarray) -> float:
+        rho = smooth_ranks(trained, np.exp(np.mean(np.log(np.stack(fresh)), axis=0)))
         return float(np.arctanh(np.clip(rho, -0.999999, 0.999999)))  # of which errors are nearly normal
 
-    middle, each = trained.shape[-1] // 2, ([values] for values in (trained, *fresh))
-    profiles, parts = list(each), (slice(None), slice(middle), slice(middle, None))
-    rho, first, second = (read.of_profiles(partial(rank, part), units(ds), *profiles) for part in parts)
-    halves = f"halves {np.tanh(first.value):.2f}, {np.tanh(second.value):.2f}"
-    return f"{told(rho, '.2f', np.tanh)} ({halves})", above(rho, float(np.arctanh(ALIKE)))
+    rho = read.of_profiles(rank, units(ds), *([values] for values in (trained, *fresh)))
+    return told(rho, ".2f", np.tanh), above(rho, float(np.arctanh(ALIKE)))
 
 
 def spikes(values: np.ndarray) -> np.ndarray:

@@ -35,7 +35,6 @@ COLUMNS = (
     *("id", "kind", "population", "source", "claim", "published"),
     *("measured", "tiny", "model", "verdict", "rule", "command"),
 )
-SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 
 
 class Judged(NamedTuple):
@@ -74,12 +73,6 @@ class Claim:
     verdict: Verdict = "not measured"
     tiny: str = "-"  # the same of models too small to decide
 
-    def __post_init__(self) -> None:
-        if not SLUG.fullmatch(self.id):
-            raise ValueError(f"id '{self.id}' is no slug; give lower case letters, digits and single hyphens")
-        if self.kind not in get_args(Kind) or self.population not in POPULATIONS:
-            raise ValueError(f"statement '{self.id}' is of kind {self.kind}, population {self.population}")
-
     def judged(
         self,
         measured: str = "-",
@@ -97,9 +90,6 @@ class Claim:
         command = command or self.command if verdict in DECIDED else self.command or command
         model = model or self.model
         return replace(self, measured=measured, verdict=verdict, model=model, command=command, tiny=tiny)
-
-
-Statement = Claim  # of which nothing is measured yet
 
 
 def merged(claims: Iterable[Claim]) -> list[Claim]:

@@ -75,7 +75,6 @@ def real(
     model: str = REAL,
     options: str = "",
     more: str = "",
-    out: str = "",
 ) -> Evidence:
     """Pretrained language models.
 
@@ -85,10 +84,9 @@ def real(
         only: models by name, of which all are needed.
         model: what the command measures; `only`, if that is given.
         options: of the command, in the place of `MEASURED`'s; `more` stands behind those.
-        out: its folder.
     """
     options = options or MEASURED[kinds[0].rpartition("/")[2]]
-    command = measuring(kinds[0], only or [model], options, more, out or f"reports/llm/{kinds[0]}")
+    command = measuring(kinds[0], only or [model], options, more, f"reports/llm/{kinds[0]}")
     return Evidence("pretrained", _of_models(kinds, in_real, first, only), command, ", ".join(only or [model]))
 
 

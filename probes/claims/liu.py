@@ -24,27 +24,22 @@ tracing = real("mechanism/retrieval", more="--mechanism 24 --initialization smol
 traced = recall.but(name="[Chowdhury]", where="discussion", needs=tracing)
 
 
-@liu("gpt3.5-u", "Table 6", rule=UNMEASURED, published="75.8 % first, 53.8 % tenth, 63.2 % last")
-def _(ds: xr.Dataset) -> None:
-    """GPT-3.5-Turbo answers best when the document with the answer stands first or last of 20."""
-
-
-@liu("gpt3.5-below-closed-book", "2.3", rule=UNMEASURED, published="53.8 % against 56.1 %")
-def _(ds: xr.Dataset) -> None:
-    """With the answer in the middle GPT-3.5-Turbo does worse than without any documents."""
-
-
-OPEN = unmeasured(PROFILE.format(LONGCHAT), LONGCHAT)
-
-
-@liu("longchat-13b", "Table 6", rule=UNMEASURED, published="68.6 % first, 55.3 % tenth, 55.0 % last", needs=OPEN)
-def _(ds: xr.Dataset) -> None:
-    """LongChat-13B (16K) answers best when the document with the answer stands first of 20."""
-
-
-@liu("llama2-7b-recency-only", "Appendix E, Fig. 16", rule=UNMEASURED, needs=unmeasured(PROFILE.format(LLAMA2), LLAMA2))
-def _(ds: xr.Dataset) -> None:
-    """Llama-2 7B has recency alone; the U-shape needs 13 billion parameters."""
+OPEN, SMALL = unmeasured(PROFILE.format(LONGCHAT), LONGCHAT), unmeasured(PROFILE.format(LLAMA2), LLAMA2)
+ACCURACIES = "75.8 % first, 53.8 % tenth, 63.2 % last", "68.6 % first, 55.3 % tenth, 55.0 % last"
+END = "the document with the answer stands first"
+for name, where, published, needs, claim in (
+    ("gpt3.5-u", "Table 6", ACCURACIES[0], liu.needs, f"GPT-3.5-Turbo answers best when {END} or last of 20."),
+    (
+        *("gpt3.5-below-closed-book", "2.3", "53.8 % against 56.1 %", liu.needs),
+        "With the answer in the middle GPT-3.5-Turbo does worse than without any documents.",
+    ),
+    ("longchat-13b", "Table 6", ACCURACIES[1], OPEN, f"LongChat-13B (16K) answers best when {END} of 20."),
+    (
+        *("llama2-7b-recency-only", "Appendix E, Fig. 16", "", SMALL),
+        "Llama-2 7B has recency alone; the U-shape needs 13 billion parameters.",
+    ),
+):
+    liu(name, where, claim, rule=UNMEASURED, published=published, needs=needs)(lambda ds: None)
 
 
 # -------------------------------------------------------------------------------- key-value recall, ours; and the profile

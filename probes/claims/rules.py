@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..results.statistics import Interval
-from ..results.tables import interval, variance
+from ..results.tables import interval
 from ..results.tables import range_told as range_told
 from .claim import Verdict, verdict_of
 
@@ -124,11 +124,6 @@ def never_refuted(test: Test) -> Test:
 def told(estimate: Interval, form: str = ".3g", change: Callable[[float], float] = float) -> str:
     """An estimate with its interval in words; `change` undoes a logarithm."""
     return interval(*(change(end) for end in estimate[:3]), form=form)
-
-
-def variances(values: Sequence[float]) -> str:
-    """As `listed`, of variances that noise may make negative."""
-    return listed(values, ".3g") if len(values) > LISTED else ", ".join(map(variance, values))
 
 
 def listed(values: Sequence[float] | np.ndarray, form: str = ".2f") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def report(
     """
     from ..report import measuring
 
-    names, refused, known = [], [], {}
+    names, refused = [], []
     if quick and not models:
         raise InputError(
             "--quick measures models, and none is named; name one, as in headwater report tiny-llama --quick"
@@ -59,12 +59,12 @@ def report(
         read = measuring.Source(source, loading, initialization)
         how: dict[str, Any] = {"count": prompts, "length": source.length, "fresh": fresh, "quick": quick}
         with progress() as advance:
-            names, refused, known = measuring.measure(models, out, source=read, advance=advance, remark=remark, **how)
-    for line in _page(out, names, refused, known):
+            names, refused = measuring.measure(models, out, source=read, advance=advance, remark=remark, **how)
+    for line in _page(out, names, refused):
         print(line)
 
 
-def _page(out: Path, names: Sequence[str], refused: Sequence[str], known: Mapping[Path, Any]) -> list[str]:
+def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
     """Write the page of all results under a folder, those of the models named first; what to print of it."""
     from toy.experiments.experiment import EXPERIMENTS, claims_of, experiment, report_of
     from toy.match import MEASURE as MATCH
@@ -73,13 +73,12 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str], known: Mappin
     from ..claims.claim import beside, claims_table, counted, merged
     from ..claims.sources import claims
     from ..measures.map import MAP
-    from ..report import Section, page_of, write
-    from ..report.models import quick_remarks
+    from ..report import Section, page_of, quick_remarks, write
     from ..results.folder import collect
     from ..results.tables import write_report
     from ..run.files import together
 
-    collected = collect(out, known)
+    collected = collect(out)
     if not len(collected):
         raise InputError(
             f"'{out}' holds no results to report; name a model to measure, as in headwater report tiny-llama"

@@ -18,8 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import xarray as xr
-
 from ..errors import InputError
 from ..loop import Remark, Results, Subject, run, subjects
 from ..measure import Measure
@@ -103,7 +101,7 @@ def measure(
     chosen: Sequence[Study] | None = None,
     advance: Advance | None = None,
     remark: Remark = lambda line: None,
-) -> tuple[list[str], list[str], dict[Path, xr.Dataset]]:
+) -> tuple[list[str], list[str]]:
     """Measure every model by every study, as far as it was not done before.
 
     Args:
@@ -119,7 +117,7 @@ def measure(
         remark: hears in one line each what was kept or refused, and how long each study takes.
 
     Returns:
-        The models' names, what studies refused to measure, a sentence each, and what was measured, by file.
+        The models' names, and what studies refused to measure, a sentence each.
 
     Raises:
         InputError: bad input, found before anything is measured; results in `out` that cannot be read; or every study
@@ -140,19 +138,20 @@ def measure(
     # Studies check for themselves, each when its turn comes: what one refuses, another may measure.
     found = subjects(registered("sinks"), models, most, source.loading.load, lambda line: None)
     refused: list[str] = []
-    measured: dict[Path, xr.Dataset] = {}
     announce(advance, [_label(one, subject) for subject in found for one in chosen])
     for subject in found:
         model, kept = subject.load(), []
         for one in chosen:
-            key = _key(one, model, asked[one.kind])
             if not fresh and _known(one, model, subject.name, before, asked[one.kind]):
                 kept.append(one.kind)
             else:
-                loading = asked[one.kind].loading
+                key, loading = _key(one, model, asked[one.kind]), asked[one.kind].loading
+                how: dict[str, Any] = {"advance": Part(advance, _label(one, subject)), "remark": remark}
                 try:
                     own = model if loading == source.loading else loading.load(subject.source)
-                    measured |= _measure(one, subject, own, out, before, asked[one.kind], key, advance, remark)
+                    file = _measure(one, subject, own, out / one.kind, asked[one.kind], key, **how)
+                    if (older := before.files.get((one.kind, subject.name), file)) != file:  # of the same model
+                        older.unlink(missing_ok=True)
                 except InputError as error:
                     refused.append(f"{one.kind} was not measured on {subject.name}: {error}")
                     remark(refused[-1])
@@ -162,41 +161,24 @@ def measure(
             remark(f"{subject.name}: kept {', '.join(kept)}, made with the same options (--fresh measures again)")
     if len(refused) == len(found) * len(chosen):
         raise InputError(f"nothing could be measured; the first reason: {refused[0]}")
-    return [subject.name for subject in found], refused, measured
+    return [subject.name for subject in found], refused
 
 
 def _label(one: Study, subject: Subject) -> str:
     return f"{subject.name}: {one.kind}"
 
 
-def _measure(
-    one: Study,
-    subject: Subject,
-    model: View,
-    out: Path,
-    before: Collected,
-    asked: Source,
-    key: str,
-    advance: Advance | None,
-    remark: Remark,
-) -> dict[Path, xr.Dataset]:
-    """One study of one model; an older result of the same model then goes."""
-    file = out / one.kind / f"{one.file}-{file_name(subject.name)}.nc"
-    made: dict[Path, xr.Dataset] = {}
+def _measure(one: Study, subject: Subject, model: View, folder: Path, asked: Source, key: str, **how: Any) -> Path:
+    """The file of one study of one model."""
+    file, measured = folder / f"{one.file}-{file_name(subject.name)}.nc", registered(one.file)
 
     def write(_: Measure, results: Results, __: Path) -> None:
         (ds,) = results.values()
-        made[file] = ds.assign_attrs({KEY: key} | ({QUICK: 1} if one.full else {}))
-        save(made[file], file)
+        save(ds.assign_attrs({KEY: key} | ({QUICK: 1} if one.full else {})), file)
 
-    measured = registered(one.file)
     options = measured.options(**one.options, **({"initialization": asked.initialization} if one.fresh else {}))
-    how: dict[str, Any] = {"load": lambda source: model, "advance": Part(advance, _label(one, subject))}
-    run(measured, [subject.source], file.parent, options, asked.prompts, remark=remark, finish=write, **how)
-    older = before.files.get((one.kind, subject.name), file)
-    if older != file:
-        older.unlink(missing_ok=True)
-    return made
+    run(measured, [subject.source], folder, options, asked.prompts, load=lambda source: model, finish=write, **how)
+    return file
 
 
 def _key(one: Study, model: View, asked: Source) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from ..claims.claim import POPULATIONS, VERDICTS, Claim, headline, origin
@@ -43,7 +43,6 @@ class Page:
     caption: str
     sections: Sequence[Section]
     claims: Sequence[Claim]
-    models: Table
     provenance: Table
     command: str
     remarks: Sequence[str] = ()  # what a reader has to know of all of it: quick results, a model that was refused
@@ -58,14 +57,7 @@ def write(page: Page, out: str | Path) -> Path:
     judged = [claim for claim in page.claims if claim.verdict in JUDGED]
     folder = Path(__file__).parent
     # Everything is text unless it is marked as ours.
-    made = Environment(
-        loader=FileSystemLoader(folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.tests["a_number"] = is_number
+    made = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters["drawn"] = Markup  # SVG of our own figures
     text = made.get_template("page.html.j2").render(
         question=QUESTION,
@@ -81,9 +73,3 @@ def write(page: Page, out: str | Path) -> Path:
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return path
-
-
-def is_number(cell: str) -> bool:
-    """Whether a table's cell is a number, perhaps with an interval or a unit, which is set to the right."""
-    word = cell.strip().split(" ")[0].removesuffix("%").replace(",", "")
-    return word in ("", "-", "?") or word.lstrip("+-").replace(".", "", 1).replace("e-", "", 1).isdigit()

@@ -42,8 +42,8 @@ class Collected(Mapping[str, Mapping[str, xr.Dataset]]):
         return len(self.results)
 
 
-def collect(root: str | Path, known: Mapping[Path, xr.Dataset] | None = None) -> Collected:
-    """Read every result under `root`, but for `known` files; unfinished work and hidden folders are left out.
+def collect(root: str | Path) -> Collected:
+    """Read every result under `root`; unfinished work and hidden folders are left out.
 
     Raises:
         InputError: there is no such folder, a result in it is damaged, or two are of one kind and name.
@@ -57,7 +57,7 @@ def collect(root: str | Path, known: Mapping[Path, xr.Dataset] | None = None) ->
         within = file.relative_to(root).parts
         if any(part.startswith(".") or part == FOLDER for part in within):
             continue
-        ds = (known or {})[file] if file in (known or {}) else load(file)
+        ds = load(file)
         kind, name = _place(file, within, ds)
         of_kind = found.results.setdefault(kind, {})
         if name in of_kind:

@@ -66,8 +66,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
 def together() -> Iterator[None]:
     """Files written by `atomic` within this take their places at its end, all of them; after a failure, none does.
 
-    So a disk that is full when the figure is written leaves the older result beside the older figure. `waiting` tells where
-    such a file is until then. Within another `together` this does nothing of its own.
+    So a disk that is full when the figure is written leaves the older result beside the older figure. Within another
+    `together` this does nothing of its own.
 
     Raises:
         InputError: a folder stands where a file is to be written.
@@ -100,11 +100,6 @@ def system_error(error: BaseException) -> str | None:
         return error.strerror or str(error)
     found = re.search(r"\(os error (\d+)\)", str(error))
     return None if found is None or isinstance(error, InputError) else os.strerror(int(found[1]))
-
-
-def waiting(path: str | Path) -> Path:
-    """Where the content of a file written within `together` is now: the path itself, or what will take its place."""
-    return (_waiting or {}).get(Path(path), (Path(path),))[0]
 
 
 def missing_folders(folder: Path) -> list[Path]:

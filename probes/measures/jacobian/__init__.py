@@ -239,7 +239,7 @@ HEADLINES = [
 def verdict(primacy: Sequence[float], recency: Sequence[float]) -> str:
     """Whether both ends stand above the middle, by their intervals (value, low, high)."""
     lows, highs = (min(primacy[1], recency[1]), min(primacy[2], recency[2]))
-    return "undecided whether a U" if np.isnan(lows) or lows <= 1 < highs else "a U" if lows > 1 else "no U"
+    return "may be a U or not" if np.isnan(lows) or lows <= 1 < highs else "is a U" if lows > 1 else "is no U"
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -251,7 +251,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         found = {(n.name, n.where): n for n in numbers_of(MEASURE, ds)}
         conditions = dict.fromkeys(where for name, where in found if name == "primacy")
         parts = [
-            f"{condition}: {verdict(*(found[name, condition].interval[:3] for name in ('primacy', 'recency')))} "
+            f"the {condition} profile {verdict(*(found[x, condition].interval[:3] for x in ('primacy', 'recency')))} "
             f"(primacy {found['primacy', condition].text}, recency {found['recency', condition].text})"
             for condition in conditions
         ]

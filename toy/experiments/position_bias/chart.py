@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
-from probes.charts import BLUE, CYCLE, DASHED, DOTTED, GREY, ORANGE, SKY, Series, curves, dots, pictures, sheet
+from probes.charts import BLUE, CYCLE, DASHED, DOTTED, GREY, ORANGE, SKY, Series, curves, dots, sheet
 from probes.measures.sinks import TAU
 
 from ..reading import courses, known, learnt, places, ranged
@@ -26,7 +26,7 @@ GAPS = (
 )
 SINKS = (
     "{}, medians of {} seeds and their range: share of the queries that see a key which give it more than {:g}. Dotted: "
-    "even weights. Patterns: the last block, one sequence."
+    "even weights."
 )
 
 
@@ -67,7 +67,7 @@ def _kind(kind: Mapping[str, Any]) -> str:
 
 
 def _sinks(ds: xr.Dataset) -> Figure | None:
-    """The metric along keys under the causal mask before and after training, under windows, under prefixes; patterns.
+    """The metric along keys under the causal mask before and after training, under windows, under prefixes.
 
     Of the toys without encoding on Gaussian data, of the first scale and depth.
     """
@@ -80,7 +80,7 @@ def _sinks(ds: xr.Dataset) -> Figure | None:
         return None
     name = f"{STREAMS[str(of['residual'].values)].capitalize()}, {of['depth'].values} blocks"
     seeds = int(of["fresh"].notnull().any(("mask", "key")).sum())
-    figure, cells = sheet(-(-(len(groups) + 1) // 2), 2, caption=SINKS.format(name, seeds, TAU))
+    figure, cells = sheet(-(-len(groups) // 2), 2, caption=SINKS.format(name, seeds, TAU))
     for cell, names in zip(cells.flat, groups.values(), strict=False):
         courses(cell, sink(of), "key", "mask", names)
         for mask, color in zip(names, CYCLE, strict=False):
@@ -89,11 +89,6 @@ def _sinks(ds: xr.Dataset) -> Figure | None:
             before = of["fresh"].sel(mask="causal").dropna("seed").transpose("seed", "key")
             curves(cell, [ranged("before training", before, GREY, line=DASHED)])
         cell.set(xlabel="key", ylabel="sink metric", xticks=range(0, of.sizes["key"], 4))
-    few = [next(iter(names)) for names in groups.values()]
-    layers = of["pattern"].isel(seed=0).dropna("layer", how="all")
-    if layers.sizes["layer"]:
-        patterns = [layers.isel(layer=-1).sel(mask=mask).transpose("query", "key").values for mask in few]
-        pictures(cells.flat[len(groups)], patterns, [mask.replace("-", " ") for mask in few])
-    for cell in cells.flat[len(groups) + bool(layers.sizes["layer"]) :]:
+    for cell in cells.flat[len(groups) :]:
         cell.set_visible(False)
     return figure
