@@ -211,8 +211,23 @@ class Bands(Options):
         Raises:
             InputError: they are none.
         """
-        from .data.positions import read_ranges
-
         bands = None if self.bands is None else tuple(read_ranges(self.bands, "bands", "9-31,32-63"))
         lags = (range(first, last + 1) for first, last in read_ranges(self.lags, "lags", "1-8 or 1,2,4"))
         return vars(self) | {"bands": bands, "lags": tuple(lag for some in lags for lag in some)}
+
+
+def read_ranges(text: str, what: str, example: str) -> list[tuple[int, int]]:
+    """Read "0-7", "0,5" or "0-3,8" as (first, last), ends included; a single position is a range of one.
+
+    Raises:
+        InputError: it is no such list, or a range runs backwards; `what` and `example` say so.
+    """
+    ranges = []
+    for piece in text.split(","):
+        ends = [end.strip() for end in piece.split("-")]
+        if len(ends) > 2 or not all(end.isascii() and end.isdigit() and len(end) < 8 for end in ends):
+            raise InputError(f"{what} '{text}' are no positions; write them as {example}")
+        ranges.append((int(ends[0]), int(ends[-1])))
+        if int(ends[0]) > int(ends[-1]):
+            raise InputError(f"{what} '{piece.strip()}' run backwards; give {ends[-1]}-{ends[0]}")
+    return ranges

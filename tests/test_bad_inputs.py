@@ -81,7 +81,6 @@ TEXTS: dict[str, list[Row]] = {
     ],
     "inspect SMALL": [
         ("--prompt w3 --text TEXT", "both --prompt and --text"),
-        ("--ids 3,four", "'3,four'"),
     ],
     "sinks SMALL --dataset": [
         ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", '{"text": "w3 w4"}')),

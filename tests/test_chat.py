@@ -68,32 +68,28 @@ def test_as_many_as_asked_for_and_as_long_as_they_all_are(model):
     assert drawn(1, 100).tokens.shape == (1, 34)
 
 
-@pytest.mark.parametrize(
-    ("chat", "says"),
-    [
-        ("gone.json", "chat 'gone.json' does not exist; give a JSON file of conversations, or a question"),
-        ([], "holds no conversations"),
-        ([ASKED, [{"role": "user"}]], "conversation 2 of chat from Python is no list of"),
-        ([{"role": "user", "content": 3}], "with text in both; mend it"),
-        ([message("assistant", 3)], r"the chat template of in-memory llama refuses conversation 1 .*\(w9 alternates\)"),
-    ],
-)
-def test_bad_chats_are_refused(model, chat, says, unchecked):
-    with pytest.raises(InputError, match=says) as raised:
-        prompts(model, chat=chat)
-    assert "\n" not in str(raised.value)
-
-
-def test_files_models_and_options_that_do_not_go_with_a_chat(model, tmp_path):
+def test_bad_chats_are_refused(model, tmp_path, unchecked):
     (tmp_path / "chat.json").write_bytes(b"{")
-    with pytest.raises(InputError, match=r"chat\.json' cannot be read"):
-        conversations(str(tmp_path / "chat.json"))
-    with pytest.raises(InputError, match="in-memory llama has no chat template; give plain text instead"):
-        prompts(probes.load(families.model("llama"), tokenizer=families.tokenizer()), chat="w3")
-    wrong: list[dict[str, Any]] = [{"text": "t.txt"}, {"first": "bos"}]
-    for given in wrong:
-        with pytest.raises(InputError, match=r"give one of them|leave it out"):
-            prompts(model, chat="w3", **given)
+    plain = probes.load(families.model("llama"), tokenizer=families.tokenizer())
+    calls: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (model, "gone.json", {}, "chat 'gone.json' does not exist; give a JSON file of conversations, or a question"),
+        (model, tmp_path / "chat.json", {}, r"chat\.json' cannot be read"),
+        (model, [], {}, "holds no conversations"),
+        (model, [ASKED, [{"role": "user"}]], {}, "conversation 2 of chat from Python is no list of"),
+        (model, [{"role": "user", "content": 3}], {}, "with text in both; mend it"),
+        (
+            model,
+            [message("assistant", 3)],
+            {},
+            r"template of in-memory llama refuses conversation 1 .*\(w9 alternates\)",
+        ),
+        (model, "w3", {"text": "t.txt"}, "give one of them"),
+        (model, "w3", {"first": "bos"}, "leave it out"),
+        (plain, "w3", {}, "in-memory llama has no chat template; give plain text instead"),
+    ]
+    for view, chat, given, says in calls:
+        with pytest.raises(InputError, match=says):
+            prompts(view, chat=chat, **given)
 
 
 @pytest.mark.parametrize(

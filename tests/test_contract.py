@@ -74,7 +74,7 @@ def test_no_option_of_a_group_is_lost(group):
     made = group(out=Path("out")) if group is Pretraining else group()
     apart = {
         "probes.options": {"device_map", "max_memory", "offload_folder", "ablate", "ablate_how"},
-        "probes.measures.inspect": {"text", "ids"},  # both are a prompt
+        "probes.measures.inspect": {"text"},  # a prompt
     }
     own = {field.name for field in fields(group)} - apart.get(group.__module__, set())
     renamed = {"prompts": "n"} if group is Prompts else {"replace": "replacement"}

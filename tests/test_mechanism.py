@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -126,30 +126,28 @@ def test_cut_is_the_derivative_with_weights_on_position_0_frozen(family):
 @pytest.mark.parametrize("sink", [0.0, 40.0, -40.0, float("-inf")])
 def test_held_weights_have_no_derivative_wherever_they_are(sink):
     """Key 0 has all of the weight in float32, none, or is out of the window's reach; query 0 sees itself alone."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 2, 5, 5, generator=generator).masked_fill(~torch.ones(5, 5).tril().bool(), float("-inf"))
+    draw = torch.Generator().manual_seed(0)
+    logits, value, cotangent = (torch.randn(1, 2, 5, n, generator=draw) for n in (5, 3, 3))
+    logits = logits.masked_fill(~torch.ones(5, 5).tril().bool(), float("-inf"))
     logits[:, :, 1:, 0] = sink
-    value = torch.randn(1, 2, 5, 3, generator=generator)
-    at, of = torch.arange(5)[:, None], torch.arange(5)[None]
-    cotangent = torch.randn(1, 2, 5, 3, generator=generator)
 
-    def gradient(kind: torch.dtype, *, slow: bool) -> tuple[Tensor, Tensor]:
-        s, v = (x.to(kind).clone().requires_grad_() for x in (logits, value))
-        if slow:
-            first = s.softmax(-1)[..., :1].detach()
-            rest = s[:, :, 1:, 1:].softmax(-1) @ v[:, :, 1:]
-            later = first[:, :, 1:] * v[:, :, :1] + (1 - first[:, :, 1:]) * rest
-            output = torch.cat([v[:, :, :1], later], 2)
-        else:
-            changed, log_z = constant_first(s, s.logsumexp(-1, keepdim=True), at, of)
-            output = (changed - log_z).exp() @ v
-        output.backward(cotangent.to(kind))
-        assert s.grad is not None
-        assert v.grad is not None
-        return s.grad.double(), v.grad.double()
+    def fast(s: Tensor, v: Tensor) -> Tensor:
+        changed, log_z = constant_first(
+            s, s.logsumexp(-1, keepdim=True), torch.arange(5)[:, None], torch.arange(5)[None]
+        )
+        return (changed - log_z).exp() @ v
+
+    def slow(s: Tensor, v: Tensor) -> Tensor:
+        first = s.softmax(-1)[:, :, 1:, :1].detach()
+        later = first * v[:, :, :1] + (1 - first) * (s[:, :, 1:, 1:].softmax(-1) @ v[:, :, 1:])
+        return torch.cat([v[:, :, :1], later], 2)
+
+    def gradients(way: Callable[[Tensor, Tensor], Tensor], kind: torch.dtype) -> list[Tensor]:
+        given = [x.to(kind, copy=True).requires_grad_() for x in (logits, value)]
+        return [x.double() for x in torch.autograd.grad(way(*given), given, cotangent.to(kind))]
 
     for kind, close in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        for found, expected in zip(gradient(kind, slow=False), gradient(torch.float64, slow=True), strict=True):
+        for found, expected in zip(gradients(fast, kind), gradients(slow, torch.float64), strict=True):
             torch.testing.assert_close(found, expected, rtol=close, atol=close)
 
 
@@ -217,12 +215,8 @@ def test_profiles_are_those_of_jacobian_at_the_lines():
     line = starts[1][0] - starts[0][0]
     assert ds["place"].values.tolist() == [place for _, place in starts]
     how: dict[str, Any] = {"method": "sketch", "products": mechanism.PROFILE_PRODUCTS, "seed": 3}
-    expected = {
-        "profile": probes.jacobian(model, text, **how)["elasticity"],
-        "profile_init": probes.jacobian(model.reinitialized(3), text, **how)["elasticity"],
-    }
-    for name, profile in expected.items():
-        mean = np.exp(np.log(profile.values).mean(0))
+    for name, seen in (("profile", model), ("profile_init", model.reinitialized(3))):
+        mean = np.exp(np.log(probes.jacobian(seen, text, **how)["elasticity"].values).mean(0))
         lines = [np.sqrt((mean[at : at + line] ** 2).mean()) for at, _ in starts]
         np.testing.assert_allclose(ds[name], lines, rtol=1e-7)
     assert ds["traced_depth"].values.tolist() == [0, 4, 8]

@@ -26,13 +26,11 @@ def conversations(chat: Chat) -> list[list[dict[str, str]]]:
     A string is one question of a user, unless it ends in `.json` or a file of that name exists.
 
     Raises:
-        InputError: the file does not exist or is no JSON, the question is empty, or the list is none of messages
-            {"role": ..., "content": ...} nor of such lists.
+        InputError: the file does not exist or is no JSON, or the list is none of messages {"role": ..., "content": ...}
+            nor of such lists.
     """
     name = named(chat)
-    held: Any = chat
-    if isinstance(chat, (str, Path)):
-        held = _read(chat)
+    held: Any = _read(chat) if isinstance(chat, (str, Path)) else chat
     if isinstance(held, Sequence) and held and isinstance(held[0], Mapping):
         held = [held]
     if not isinstance(held, Sequence) or isinstance(held, str) or not held:
@@ -40,13 +38,9 @@ def conversations(chat: Chat) -> list[list[dict[str, str]]]:
     checked = []
     for number, conversation in enumerate(held, start=1):
         try:
-            checked.append(
-                [{**message, "role": message["role"], "content": message["content"]} for message in conversation]
-            )
-            for message in checked[-1]:
-                (
-                    message["role"] + message["content"]
-                ).encode()  # JSON can spell half a character; no tokenizer takes it
+            checked.append([dict(message) for message in conversation])
+            for message in checked[-1]:  # JSON can spell half a character; no tokenizer takes it
+                (message["role"] + message["content"]).encode()
             if not checked[-1]:
                 raise ValueError
         except (TypeError, KeyError, ValueError, AttributeError):
@@ -99,15 +93,10 @@ def _is_file(chat: str | Path) -> bool:
 def _read(chat: str | Path) -> Any:
     """What a file holds, or a conversation of one question."""
     if not _is_file(chat):
-        if not str(chat).strip():
-            raise InputError("the chat's question is empty; give one, or a JSON file")
         return [{"role": "user", "content": chat}]
-    kind = what_is(chat)
-    if kind != "file":
-        what = "does not exist" if kind == "nothing" else "is no file"
-        raise InputError(f"{named(chat)} {what}; give a JSON file of conversations, or a question")
     try:
         return json.loads(Path(chat).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or "no JSON in UTF-8"
-        raise InputError(f"{named(chat)} cannot be read ({why}); give a JSON file of conversations") from None
+        why = f"cannot be read ({getattr(error, 'strerror', None) or 'no JSON in UTF-8'})"
+        why = "does not exist" if isinstance(error, FileNotFoundError) else why
+        raise InputError(f"{named(chat)} {why}; give a JSON file of conversations, or a question") from None

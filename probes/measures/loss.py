@@ -31,7 +31,7 @@ from ..run.progress import Progress
 from ..run.store import Store
 from .consequences import consequences
 
-CAPTION = "Mean over prompts; band: 95 % over documents. Dots: mean over positions 1, 2-3, 4-7, ..."
+CAPTION = "Mean over prompts; band: 95 % over documents."
 
 
 @takes_model

@@ -34,7 +34,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..run.precision import double, precise
+from ..run.precision import double, wide
 from .ablate import check_reference
 from .edited import Change, Edited
 from .load import takes_model
@@ -62,7 +62,7 @@ class Eraser:
         return self.read.shape[1]
 
     def __call__(self, stream: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
-        exact = stream.to(torch.promote_types(stream.dtype, torch.float32))
+        exact = wide(stream)
         mean, read, write = (x.to(exact) for x in (self.mean, self.read, self.write))
         return (exact - ((exact - mean) @ read) @ write).to(stream)
 
@@ -88,15 +88,19 @@ def _estimated(model: View, what: What, layers: Sequence[int], reference: Tensor
 
 
 def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int, seed: int, layer: int) -> Eraser:
-    mean, cov, means = _moments(streams)
-    one, other = (half - half.mean(0) for half in means)
-    between = (one.T @ other + other.T @ one) / (2 * len(one))
+    exact = double(streams)
+    mean, half = exact.mean((0, 1)), len(exact) // 2
+    around = exact - mean
+    flat = around.flatten(0, 1)
+    cov = flat.T @ flat / len(flat)
+    if what == "shuffled":
+        orders = other_orders(len(around), around.shape[1], seed)
+        around = torch.stack([row[order.to(row.device)] for row, order in zip(around, orders, strict=True)])
     if what in ("direction", "shuffled"):
-        count, length = streams.shape[:2]
-        orders = None if what == "direction" else other_orders(count, length, seed)
-        return Eraser(mean, *_direction(cov, _by_position(streams, orders) - mean))
+        return Eraser(mean, *_direction(cov, around.mean(0)))
     if what == "means":
-        basis = _span(cov, between, rank)
+        one, other = (some.mean(0) - some.mean((0, 1)) for some in (exact[:half], exact[half:]))
+        basis = _span(cov, (one.T @ other + other.T @ one) / (2 * len(one)), rank)
     else:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
         drawn = torch.randn(len(mean), rank, generator=generator, dtype=torch.float64)
@@ -110,35 +114,10 @@ def log_position(length: int, device: Any = None) -> Float[Tensor, " position"]:
     return torch.arange(1, length, dtype=torch.float64, device=device).log1p()
 
 
-def _moments(
-    streams: Float[Tensor, "prompt position d"],
-) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"], Float[Tensor, "half position d"]]:
-    """Mean, covariance, and means by position of either half of the prompts, in float64; prompt by prompt."""
-    count, length, width = streams.shape
-    half = count // 2
-    means = torch.stack([_by_position(some) for some in (streams[:half], streams[half:])])
-    mean = (half * means[0] + (count - half) * means[1]).mean(0) / count
-    cov = torch.zeros(width, width, dtype=torch.float64, device=precise(streams.device))
-    for row in streams:
-        around = double(row) - mean
-        cov += around.T @ around
-    return mean, cov / (count * length), means
-
-
 def other_orders(prompts: int, length: int, seed: int) -> list[Tensor]:
     """For each prompt, another order of its positions: the same for all blocks, as positions are."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randperm(length, generator=generator) for _ in range(prompts)]
-
-
-def _by_position(
-    streams: Float[Tensor, "prompt position d"], orders: Sequence[Tensor] | None = None
-) -> Float[Tensor, "position d"]:
-    """Means over prompts, each with its positions in these orders."""
-    total = torch.zeros(streams.shape[1:], dtype=torch.float64, device=precise(streams.device))
-    for n, row in enumerate(streams):
-        total += double(row if orders is None else row[orders[n].to(row.device)])
-    return total / len(streams)
 
 
 def _span(cov: Float[Tensor, "d d"], between: Float[Tensor, "d d"], most: int) -> Float[Tensor, "d rank"]:

@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from ... import options
+from ...charts import BLUE, CYCLE, DOTTED, GREY, INK, Panel, Series, blocks, curves, dots, numeral, panels, wrapped
+from ...charts.style import TEXT
 from ...measure import Headline, Measure
 from ...results.curves import estimate, relative_error, with_interval
 from ...results.tables import Table, estimated, interval, number, variance
 from ..jacobian import PRODUCTS
-from .chart import CAPTION, chart, of_several
 from .compute import PROFILE_PROMPTS, bos_swap
 from .compute import removed as removed
 
@@ -32,6 +36,18 @@ RECALL = {
     "recall_exact_after": ("after", ".2f"),
 }
 COMPONENTS = {"_steady": "", "": ", the constant sink left in"}  # of the residual component: what is said of each
+
+CAPTION = "Bars: 95 % over documents, of recall over lists; bands of the loss: means of the positions' own intervals."
+FEW = 6  # replacements that have a colour each; more of them have a line each
+SMALL = 0.1  # nats; the axis of the loss is linear below: first positions lose a hundred times what later ones do
+OUTCOMES = {  # of many replacements, by variable: the panel's words, and up to where its axis is linear
+    "sink_rate_after": ("sink rate after; dotted: before", 1.0),
+    "loss_change_of_model": ("change of loss (nat)", 0.01),
+    "kl_of_model": ("KL of the next token (nat)", 0.01),
+    "recall_log_p_change": ("change of recall, log p (nat)", 1.0),
+}
+LINE = 0.17  # inches of a replacement's line
+ACROSS = 1.6  # inches of words below a panel, one of four side by side
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,19 @@ class Options(options.Bands):
 # ------------------------------------------------------------------------------------------------------------- numbers
 
 
+def of_several(ds: xr.Dataset) -> xr.Dataset:
+    """With the dimension `replacement` in front, of length one where the result is of a single one."""
+    if "replacement" in ds.dims or "replacement" not in ds.attrs:
+        return ds
+    return ds.drop_vars("tokens", errors="ignore").expand_dims(replacement=[str(ds.attrs["replacement"])])
+
+
+def each(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    """(replacement, its result)."""
+    several = of_several(ds)
+    yield from ((name, several.sel(replacement=name)) for name in map(str, several["replacement"].values))
+
+
 def _own(ds: xr.Dataset, name: str) -> xr.DataArray:
     """A variable of each replacement with its interval."""
     return with_interval(of_several(ds), name)
@@ -81,14 +110,6 @@ def _profile_change(ds: xr.Dataset) -> float:
     """|after / before - 1| of the Jacobian profile, mean over positions from 1 on; at position 0 stands something else."""
     before, after = (ds[f"sensitivity_{when}"].values[1:] for when in ("before", "after"))
     return relative_error(after, before)
-
-
-def each(results: Mapping[str, xr.Dataset]) -> Iterator[tuple[str, str, xr.Dataset]]:
-    """(model, replacement, its result)."""
-    for model, whole in results.items():
-        several = of_several(whole)
-        for name in map(str, several["replacement"].values):
-            yield model, name, several.sel(replacement=name)
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -128,7 +149,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     shown = {name: words for name, words in (EFFECTS | RECALL).items() if any(name in ds for ds in results.values())}
     words = ("sink rate", "after", "loss", "after", "profile", *(words for words, _ in shown.values()))
     effects, components = [], []
-    for model, name, ds in each(results):
+    for model, name, ds in ((model, *one) for model, whole in results.items() for one in each(whole)):
         means = [ds[f"sink_rate_{when}"].mean() for when in ("before", "after")]
         means += [ds[f"loss_{when}"][1:].mean() for when in ("before", "after")]  # a NaN at the last is left out
         profile = number(_profile_change(ds), ".1%") if "sensitivity_before" in ds else "-"
@@ -143,12 +164,68 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
                 cells.append(estimated(of, f"removed{sink}_of_model", ".0%"))
             components.append([model, name, str(band), *cells])
     sides = ("before", "after", "removed")
+    title = "Residual component: the constant sink taken out, and left in"
     return [
         Table("Sinks and behaviour", (*at, *words), effects),
-        Table(
-            "Residual component: the constant sink taken out, and left in", (*at, "band", *sides, *sides), components
-        ),
+        Table(title, (*at, "band", *sides, *sides), components),
     ]
+
+
+# --------------------------------------------------------------------------------------------------------------- chart
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """What a swap does to loss and sinks; of many, the outcomes of each, line by line."""
+    several = {model: of_several(ds) for model, ds in results.items()}
+    most = max(ds.sizes["replacement"] for ds in several.values())
+    rows = [Panel("change of loss (nat)", _losses), Panel("sink rate of position 0", _sink_rates, share=True)]
+    if most > FEW:
+        names = [name for name in OUTCOMES if all(name in ds for ds in several.values())]
+        rows = [Panel("", partial(_outcome, name=name), height=LINE * most + 0.6) for name in names]
+    return panels(several, rows, CAPTION)
+
+
+def _losses(cell: Axes, ds: xr.Dataset) -> None:
+    """Changes of the loss, means over positions 1, 2-3, 4-7, ...; the last position predicts nothing that is known."""
+    first = 2 ** np.arange(int(np.log2(ds.sizes["position"] - 2)) + 1)
+    drawn = []
+    for (name, at), color in zip(each(ds), CYCLE, strict=False):
+        parts = np.split(with_interval(at, "loss_change").values[:, :-1], first, axis=1)[1:]
+        y, low, high = np.stack([part.mean(1) for part in parts], 1)
+        drawn.append(Series(name, y, color, low, high, first, marker="o"))
+    curves(cell, drawn)
+    cell.axhline(0, color=GREY, linewidth=0.8, zorder=1)
+    cell.set_yscale("symlog", linthresh=SMALL, linscale=0.6)
+    cell.set_xscale("log", base=2)
+    for axis in (cell.xaxis, cell.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
+    cell.set_xlabel("query, means up to the next mark")
+
+
+def _sink_rates(cell: Axes, ds: xr.Dataset) -> None:
+    """Sink rates by block, before and after."""
+    x = ds["layer"].values
+    drawn = [Series("as it is", ds["sink_rate_before"].isel(replacement=0), INK, x=x)]
+    drawn += [Series(name, at["sink_rate_after"], c, x=x) for (name, at), c in zip(each(ds), CYCLE, strict=False)]
+    blocks(cell, drawn)
+    cell.set_ylim(-0.03, 1.03)
+
+
+def _outcome(cell: Axes, ds: xr.Dataset, name: str) -> None:
+    """One outcome of every replacement, in their order."""
+    words, linear = OUTCOMES[name]
+    at = ds.mean("layer") if name == "sink_rate_after" else ds
+    y, low, high = with_interval(at, name).values
+    dots(cell, list(map(str, ds["replacement"].values)), [Series("", y, BLUE, low, high)])
+    if name == "sink_rate_after":
+        cell.axvline(float(ds["sink_rate_before"].mean()), color=INK, linewidth=0.9, linestyle=DOTTED)
+        cell.set_xlim(-0.03, 1.03)
+    else:
+        cell.set_xscale("symlog", linthresh=linear)
+        cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
+        if not (ds[name] < -linear).any():
+            cell.set_xlim(left=-linear / 2)
+    cell.set_xlabel(wrapped(words, ACROSS, TEXT))
 
 
 RESAMPLED = {"bootstrap": 50}

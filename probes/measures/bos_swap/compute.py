@@ -11,13 +11,12 @@ the mask made none, and the fraction of it removed is `1 - V(X)_after / V(X)_bef
 where it changes nothing, negative where it adds. Heads and blocks are averaged before the ratio. The
 *Shapley value* of the residual source, V(X) - C(X, M), is no measure to take a fraction of: where the residual stream works
 against the mask, as sinks do that steady the denominators, it is negative. It is given before and after (`source_...`),
-as is every other part with its change, since a swap acts on all of them.
+as is every other part, since a swap acts on all of them.
 
 **Intervals** (95 %, percentiles of the bootstrap) are paired: each resample draws the prompts once, within each half, and
 takes the same ones before and after. V(X) is estimated without bias and can be noise around 0, above all in block 0: where
 the estimate is not above 0 there is no fraction (NaN), and where more than 2.5 % of the resamples are not, its interval is
-infinite at both ends: more prompts are needed to know it. `residual_change_of_model` is known better, since much of the
-noise is the same before and after.
+infinite at both ends: more prompts are needed to know it.
 
 **Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
 replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
@@ -39,7 +38,6 @@ Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,7 +52,7 @@ from ...models.load import takes_model
 from ...models.view import View
 from ...results.curves import rms_profile
 from ...results.dataset import dataset, provenance
-from ...results.statistics import INTERVAL, couples, jackknife
+from ...results.statistics import INTERVAL, jackknife
 from ...results.variables import Variable, with_ends, with_low_high
 from ...run.progress import Progress, part
 from ...run.store import Store
@@ -74,30 +72,30 @@ STAGES = {
     "sensitivity": (0.7, 0.9),
     "recall": (0.9, 1.0),
 }
-LEAST = {"bootstrap": 0, "seed": 0, "profile_prompts": 0, "products": 2, "recall": 0}
+LEAST = {"profile_prompts": 0, "products": 2, "recall": 0}
 WITHOUT_LEAKAGE = ("without-0", "held-log-z")  # see the module's text
-# Of the log form's parts, and Shapley values of both forms: what `probes.leakage` calls them, dimension, words and unit.
-FORMS = {
-    "leakage": ("log_form", "part", "leakage, log form", "nat^2"),
-    "source": ("log_source", "source", "leakage, log form, Shapley value", "nat^2"),
-    "weight": ("weight_source", "source", "leakage, weight form, Shapley value", "1"),
+RESIDUAL = "residual component of leakage, log form, mean over blocks and heads"
+AT = ("layer", "band")
+# What is measured on either side of a swap, by its variable's name.
+SIDES = {
+    "leakage_{}": Variable(("part", *AT), "leakage, log form, mean over heads", "nat^2"),
+    "source_{}": Variable(("source", *AT), "leakage, log form, Shapley value, mean over heads", "nat^2"),
+    "weight_{}": Variable(("source", *AT), "leakage, weight form, Shapley value, mean over heads"),
+    "residual_{}_of_model": Variable(("band",), RESIDUAL, "nat^2"),
+    "residual_steady_{}_of_model": Variable(("band",), f"{RESIDUAL}, the constant sink taken out", "nat^2"),
+    "sink_rate_{}": Variable(("layer",), f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0"),
+    "loss_{}": Variable(("position",), "next-token loss, mean over prompts", "nat"),
+    "sensitivity_{}": Variable(("position",), "||J_j||_F / sqrt(d), rms over prompts"),
 }
-# Of V(X): the end of its name, what `probes.leakage` calls it, and what it leaves out.
-COMPONENTS = {"": ("log_stream", ""), "_steady": ("steady_stream", ", the constant sink taken out")}
-Leaks = Mapping[str, Float[np.ndarray, "resample entry layer head band"]]
+# What `probes.leakage` calls the first of these: by head, and the residual component, whose heads and blocks are averaged.
+FORMS = {"leakage_{}": "log_form", "source_{}": "log_source", "weight_{}": "weight_source"}
+COMPONENTS = {"residual_{}_of_model": "log_stream", "residual_steady_{}_of_model": "steady_stream"}
+RECALL = {
+    "log_p": Variable((), "recall, log probability of the value", "nat"),
+    "exact": Variable((), "recall, share of exact answers"),
+}
+Side = dict[str, np.ndarray]  # of `SIDES` [resample, ...], of others than leakage one; losses, divergences, recall
 Variables = dict[str, tuple[Any, ...]]
-
-
-@dataclass(frozen=True)
-class State:
-    """One side of a swap: what was measured with one embedding at position 0."""
-
-    leaks: Leaks  # by the names of `probes.leakage`
-    sink: xr.Dataset  # of key 0
-    losses: Float[np.ndarray, "prompt predicted"]
-    divergences: Float[np.ndarray, "prompt predicted"] | None  # from the model as it is
-    profile: Float[np.ndarray, " position"] | None
-    recall: xr.Dataset | None
 
 
 @takes_model
@@ -141,7 +139,7 @@ def bos_swap(
         `removed_steady_of_model`, the same without the constant sink (see `probes.leakage`); what they are fractions of,
         `residual_..._of_model` [band] and `residual_steady_..._of_model`; means over heads of `leakage_...`
         [part, layer, band], the log form in squared nats, `source_...` [source, layer, band], its Shapley values, and
-        `weight_...` [source, layer, band], those of the weight form: each `before`, `after` and the `change`.
+        `weight_...` [source, layer, band], those of the weight form: each `before` and `after`, and `leakage_change`.
         `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), `kl_of_model` alike, nats; with
         `recall` the mean over lists of `recall_log_p_...` and `recall_exact_...`, before, after and the change.
         Without intervals: `sink_rate_before`, `sink_rate_after` [layer] of key 0; `loss_before`, `loss_after` [position],
@@ -155,20 +153,25 @@ def bos_swap(
     Source: science of the measurement, section 4; [Ruscio], arXiv 2606.06160.
     """
     swaps = _interventions(replacement)
-    numbers = {"bootstrap": bootstrap, "profile_prompts": profile_prompts, "products": products, "recall": recall}
-    options = _options(model, tokens, bands, lags, seed=seed, **numbers)
+    bands, lags = check(model, tokens, bands, lags)
+    options: dict[str, Any] = {"bands": bands, "lags": lags, "seed": seed, "bootstrap": bootstrap}
+    options |= {"profile_prompts": profile_prompts, "products": products, "recall": recall}
+    for name, least in LEAST.items():
+        if options[name] < least:
+            raise InputError(f"{name}={options[name]} is too few; give {least} or more")
+    if recall:
+        check_recall(model, recall)
     check_logits(model)
     views = {name: swap.on(model, tokens, seed=seed) for name, swap in swaps.items()}
     drawn = resampling(len(tokens), bootstrap, seed, documents)
     pieces, share = pieces or Store(), 1 / (1 + len(swaps))
-    before = _state(model, tokens, options, drawn, pieces.within("before"), part(progress, 0.0, share))
+    before = _side(model, tokens, options, drawn, pieces.within("before"), part(progress, 0.0, share))
     results = []
     for n, (name, view) in enumerate(views.items(), 1):
         heard = part(progress, n * share, (n + 1) * share)
-        leaks = None if swaps[name].what not in WITHOUT_LEAKAGE else before.leaks
-        after = _state(view, tokens, options, drawn, pieces.within(name), heard, model, leaks)
-        variables = _of_leakage(before.leaks, after.leaks, intervals=bootstrap > 0)
-        results.append(variables | _of_behaviour(before, after, drawn.double().numpy()) | _of_attention(before, after))
+        unknown = before if swaps[name].what in WITHOUT_LEAKAGE else None
+        after = _side(view, tokens, options, drawn, pieces.within(name), heard, model, unknown)
+        results.append(_compared(before, after) | _of_behaviour(before, after, drawn.double().numpy()))
     if progress is not None:
         progress(1.0, 1.0)
     alone = len(swaps) == 1
@@ -201,18 +204,7 @@ def _interventions(given: Any) -> dict[str, Intervention]:
     return named
 
 
-def _options(model: View, tokens: Tensor, bands: Any, lags: Any, **numbers: Any) -> dict[str, Any]:
-    """The options by name, once they can be used."""
-    bands, lags = check(model, tokens, bands, lags)
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < LEAST[name]:
-            raise InputError(f"{name}={value} cannot be used; give a whole number, {LEAST[name]} or more")
-    if numbers["recall"]:
-        check_recall(model, numbers["recall"])
-    return {"bands": bands, "lags": lags} | numbers
-
-
-def _state(
+def _side(
     model: View,
     tokens: Tensor,
     options: Mapping[str, Any],
@@ -220,8 +212,8 @@ def _state(
     pieces: Store,
     progress: Progress | None,
     original: View | None = None,
-    unknown: Leaks | None = None,
-) -> State:
+    unknown: Side | None = None,
+) -> Side:
     """The model as it is, or another one and how far it is from the `original`.
 
     Where the leakage of that one means nothing, it is NaN in the shape of `unknown`.
@@ -229,21 +221,24 @@ def _state(
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
     if unknown is None:
         forms = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"], pieces=pieces)
-        leaks = {form: forms[form] for form, *_ in (*FORMS.values(), *COMPONENTS.values())}
+        found = {name: forms[form].mean(-2) for name, form in FORMS.items()}
+        found |= {name: forms[form][:, 0].mean((1, 2)) for name, form in COMPONENTS.items()}
     else:
-        leaks = {name: np.full_like(values, np.nan) for name, values in unknown.items()}
+        found = {name: np.full_like(unknown[name], np.nan) for name in (*FORMS, *COMPONENTS)}
     sink = sinks(model, tokens, keys=(0,), pieces=pieces, progress=heard["sinks"]).isel(key=0)
     losses, divergences = consequences(model, tokens, original, heard["loss"], pieces=pieces)
-    sketch = {name: options[name] for name in ("products", "seed")}
-    profile, first = None, tokens[: options["profile_prompts"]]
-    if len(first):
-        ds = jacobian(model, first, method="sketch", **sketch, pieces=pieces, progress=heard["sensitivity"])
-        profile = rms_profile(ds.sensitivity).mean
-    recall = None
+    found |= {"sink_rate_{}": sink.sink_rate.values[None], "loss_{}": _padded(losses.mean(0))[None], "losses": losses}
+    if divergences is not None:
+        found["kl"] = divergences
+    if len(first := tokens[: options["profile_prompts"]]):
+        sketch: Any = {"method": "sketch", "products": options["products"], "seed": options["seed"]}
+        ds = jacobian(model, first, **sketch, pieces=pieces, progress=heard["sensitivity"])
+        found["sensitivity_{}"] = rms_profile(ds.sensitivity).mean[None]
     if options["recall"]:
-        lists = {"pairs": RECALLED, "contexts": options["recall"]}
-        recall = retrieval(model, **lists, seed=options["seed"], pieces=pieces, progress=heard["recall"])
-    return State(leaks, sink, losses, divergences, profile, recall)
+        lists = {"pairs": RECALLED, "contexts": options["recall"], "seed": options["seed"]}
+        ds = retrieval(model, **lists, pieces=pieces, progress=heard["recall"])
+        found |= {name: ds[name].values for name in RECALL}
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- what is reported
@@ -257,28 +252,22 @@ def _along_replacements(results: Sequence[Variables]) -> Variables:
     }
 
 
-def _compared(name: str, variable: Variable, sides: Sequence[np.ndarray], end: str = "") -> Variables:
-    """Resamples before and after, and their difference, each with its interval."""
-    found = {}
-    for when, values in zip(("before", "after", "change"), (*sides, sides[1] - sides[0]), strict=True):
-        words = f"{variable.long_name}, {when}{' by' if when == 'change' else ''} the swap"
-        found |= with_ends(f"{name}_{when}{end}", variable._replace(long_name=words), values)
-    return found
-
-
-def _of_leakage(before: Leaks, after: Leaks, *, intervals: bool) -> Variables:
-    """Parts and sources of leakage, V(X), and the fractions of it that are removed."""
+def _compared(before: Side, after: Side) -> Variables:
+    """What is measured on either side, and the fractions of V(X) that are removed."""
     found: Variables = {}
-    for name, (form, dim, words, units) in FORMS.items():
-        variable = Variable((dim, "layer", "band"), f"{words}, mean over heads", units)
-        found |= _compared(name, variable, [side[form].mean(-2) for side in (before, after)])
-    for name, (form, without) in COMPONENTS.items():
-        sides = [side[form][:, 0].mean((1, 2)) for side in (before, after)]
-        words = f"residual component of leakage, log form, mean over blocks and heads{without}"
-        found |= _compared(f"residual{name}", Variable(("band",), words, "nat^2"), sides, "_of_model")
-        variable = Variable(("band",), f"fraction of the {words}, that the swap removes")
-        for end, values in zip(("", "_low", "_high") if intervals else ("",), removed(*sides), strict=False):
-            found[f"removed{name}_of_model{end}"] = variable.of(values)
+    for name, variable in SIDES.items():
+        for when, side in (("before", before), ("after", after)):
+            if name in side:
+                words = f"{variable.long_name}, {when} the swap"
+                found |= with_ends(name.format(when), variable._replace(long_name=words), side[name])
+    change = SIDES["leakage_{}"]._replace(long_name="change of leakage, log form, mean over heads, by the swap")
+    found |= with_ends("leakage_change", change, after["leakage_{}"] - before["leakage_{}"])
+    for name in COMPONENTS:
+        variable = Variable(("band",), f"fraction of the {SIDES[name].long_name}, that the swap removes")
+        ends = removed(before[name], after[name])
+        name = name.replace("residual", "removed").replace("_{}", "")
+        resampled = len(before["leakage_{}"]) > 1
+        found |= with_low_high(name, variable, ends) if resampled else {name: variable.of(ends[0])}
     return found
 
 
@@ -302,55 +291,28 @@ def removed(
     return estimate, end(INTERVAL[0], -np.inf, "lower"), end(INTERVAL[1], np.inf, "higher")
 
 
-def _of_behaviour(before: State, after: State, weights: Float[np.ndarray, "resample prompt"]) -> Variables:
-    """Next-token loss, divergence and recall; `weights` say how often a resample has each prompt."""
-    found: Variables = {}
-    for when, side in (("before", before), ("after", after)):
-        words = f"next-token loss, mean over prompts, {when} the swap"
-        found[f"loss_{when}"] = Variable(("position",), words, "nat").of(_padded(side.losses.mean(0)))
+def _of_behaviour(before: Side, after: Side, weights: Float[np.ndarray, "resample prompt"]) -> Variables:
+    """Changes of the next-token loss, divergence, recall; `weights` say how often a resample has each prompt."""
     whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
-    change = whole @ (after.losses - before.losses)  # [resample, predicted]
+    change = whole @ (after["losses"] - before["losses"])  # [resample, predicted]
     words, of_kl = (
         "change of the next-token loss by the swap",
         "KL divergence of the next token from the model as it is",
     )
-    found |= with_ends("loss_change", Variable(("position",), words, "nat"), _padded(change))
-    for name, by_position, of in (("loss_change", change, words), ("kl", whole @ after.divergences, of_kl)):
+    found = with_ends("loss_change", Variable(("position",), words, "nat"), _padded(change))
+    for name, by_position, of in (("loss_change", change, words), ("kl", whole @ after["kl"], of_kl)):
         known = ~np.isnan(by_position[0, 1:])
         mean = by_position[:, 1:][:, known if known.any() else slice(None)].mean(1)
         found |= with_ends(f"{name}_of_model", Variable((), f"{of}, mean over positions from 1 on", "nat"), mean)
-    return found | _of_recall(before.recall, after.recall)
+    for name, variable in ((name, variable) for name, variable in RECALL.items() if name in before):
+        first, second = before[name], after[name]
+        for when, values in (("before", first), ("after", second), ("change", second - first)):
+            ends = jackknife(np.mean, values, np.arange(len(values)) // 2)  # over couples of lists
+            words = f"{variable.long_name}, {when}{' by' if when == 'change' else ''} the swap"
+            found |= with_low_high(f"recall_{name}_{when}", variable._replace(long_name=words), ends)
+    return found
 
 
 def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
     """NaN at the last position, which predicts nothing."""
     return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
-
-
-def _of_recall(before: xr.Dataset | None, after: xr.Dataset | None) -> Variables:
-    """Recall with intervals over couples of lists; nothing where it was not measured."""
-    found: Variables = {}
-    if before is None or after is None:
-        return found
-    for name, what, unit in (
-        ("log_p", "log probability of the value", "nat"),
-        ("exact", "share of exact answers", "1"),
-    ):
-        first, second = before[name].values, after[name].values
-        for when, values in (("before", first), ("after", second), ("change", second - first)):
-            variable = Variable((), f"recall, {what}, {when}{' by' if when == 'change' else ''} the swap", unit)
-            ends = jackknife(np.mean, values, couples(before))
-            found |= with_low_high(f"recall_{name}_{when}", variable, ends)
-    return found
-
-
-def _of_attention(before: State, after: State) -> Variables:
-    """Weights on position 0, and the Jacobian profile where it was measured."""
-    found: Variables = {}
-    for when, side in (("before", before), ("after", after)):
-        words = f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0, {when} the swap"
-        found[f"sink_rate_{when}"] = Variable(("layer",), words).of(side.sink.sink_rate.values)
-        if side.profile is not None:
-            norm = f"||J_j||_F / sqrt(d), rms over prompts, {when} the swap"
-            found[f"sensitivity_{when}"] = Variable(("position",), norm).of(side.profile)
-    return found

@@ -20,7 +20,6 @@ from ...models.erase import RANK, Where
 from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, number, variance
 from .compute import NONE, decode
-from .compute import Folds as Folds
 
 CAPTION = (
     "R^2 on documents held out; 0: a reader that knows the mean alone. Dots: what is erased before the named blocks, at "

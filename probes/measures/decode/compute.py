@@ -40,7 +40,6 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.checks import check_logits, check_tokens
-from ...models.edited import Edited
 from ...models.erase import RANK, Where, check_where, erased
 from ...models.load import takes_model
 from ...models.view import View
@@ -60,12 +59,8 @@ NONE = "none"  # the model as it is, among the interventions
 LEAST_DOCUMENTS = 8  # two halves, measured in two parts, each fitted in two parts
 SUMS_BYTES = 1 << 30  # of products of streams that are added up together: layers beyond that take another pass
 READ, CHANGED = 0.3, 0.7  # shares of the time
-STAGES = {
-    "loss": (0.0, 0.2),
-    "readers": (0.2, 0.5),
-    "leakage": (0.5, 0.9),
-    "recall": (0.9, 1.0),
-}  # of an intervention's
+# Of the time of one half under an intervention.
+STAGES = {"loss": (0.0, 0.2), "readers": (0.2, 0.5), "leakage": (0.5, 0.9), "recall": (0.9, 1.0)}
 
 
 @takes_model
@@ -116,25 +111,24 @@ def decode(
     """
     check_tokens(model, tokens)
     count, length = tokens.shape
-    names = _interventions(model, erase, rank, seed)
+    names = _interventions(model, erase)
     if erase:
         check_logits(model)
-    fold = Folds(documents, count)
+    unit = _units(documents, count)
     if length < 4:
         raise InputError(f"prompts of {length} positions leave too few behind position 0; give at least 4")
     if recall < 0 or recall % 4:
         raise InputError(
             f"recall={recall} is no multiple of 4 (couples of lists on both halves); give one, or 0 for none"
         )
-    if bootstrap < 0:
-        raise InputError(f"bootstrap={bootstrap} is negative; give 0 or more resamples")
-    options: dict[str, Any] = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "recall": recall, "seed": seed}
-    not_measured = {}
+    options: dict[str, Any] = {"rank": rank, "bands": bands, "lags": lags, "bootstrap": bootstrap}
+    options |= {"recall": recall, "seed": seed}
+    said, not_measured = options | {"erase": [str(one) for one in erase], "leakage": leakage, "lags": list(lags)}, {}
     if not leakage or not erase:
         options["bands"] = None
     else:
         try:
-            smaller = min((fold.prompts(half=h) for h in (0, 1)), key=len)
+            smaller = min((_of(unit, half) for half in (0, 1)), key=len)
             options["bands"], options["lags"] = check(model, tokens[smaller], bands, lags)
         except InputError as error:
             if bands is not None:
@@ -146,66 +140,52 @@ def decode(
         except InputError as error:
             not_measured["recall"], options["recall"] = str(error), 0
     measured, pieces = bool(erase), pieces or Store()
-    halves = [[fold.prompts(half=half, quarter=quarter) for quarter in (0, 1)] for half in (0, 1)]
+    halves = [[_of(unit, half, quarter) for quarter in (0, 1)] for half in (0, 1)]
     whole, layers = part(progress, 0.0, READ if measured else 1.0), range(model.spec.blocks + 1)
-    variables = _of_readers(_read(model, tokens, halves, layers, seed, pieces, whole), fold)
+    variables = _of_readers(_read(model, tokens, halves, layers, seed, pieces, whole), unit)
     coords: dict[str, Any] = {"layer": layers}
     if measured:
         outcomes: dict[str, Piece] = {}
-        for n, (name, (what, where)) in enumerate(names.items()):
-            views = [_view(model, tokens[fold.prompts(half=1 - h)], what, where, rank, seed + h) for h in (0, 1)]
+        for n, (name, how) in enumerate(names.items()):
             share = part(progress, *(READ + CHANGED * at / len(names) for at in (n, n + 1)))
-            outcomes[name] = _outcome(model, views, tokens, fold, options, pieces.within(name), share)
-        variables |= _of_outcomes(outcomes, fold)
+            outcomes[name] = _outcome(model, how, tokens, unit, options, pieces.within(name), share)
+        variables |= _of_outcomes(outcomes, unit)
         coords |= {"intervention": list(outcomes)}
         coords |= {} if options["bands"] is None else band_coordinates(options["bands"])
     if progress is not None:
         progress(1.0, 1.0)
-    said = {"erase": [str(one) for one in erase], "rank": rank, "leakage": leakage, "bands": bands, "lags": list(lags)}
-    said |= {"bootstrap": bootstrap, "recall": recall, "seed": seed}
     why = "; ".join(f"{name}: {reason}" for name, reason in not_measured.items())
     attrs = provenance(model, tokens, measurement="decode", **said) | {"not_measured": why}
     return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
 
 
-def _interventions(model: View, erase: Sequence[Where], rank: int, seed: int) -> dict[str, tuple[Any, Any]]:
-    """(what is erased, where), by name; the model as it is first."""
-    if rank < 1 or seed < 0:
-        raise InputError(f"rank={rank}, seed={seed}: give a rank of 1 or more and a seed of 0 or more")
+def _interventions(model: View, erase: Sequence[Where]) -> dict[str, dict[str, Any]]:
+    """What is erased and where, by name; the model as it is first."""
     if len(set(erase)) < len(erase):
         raise InputError(f"erase {', '.join(map(str, erase))} repeats one; give each place once")
     for where in erase:
         check_where(model, where)
-    return {NONE: (None, None)} | {f"{what} {where}": (what, where) for where, what in product(erase, WHATS)}
+    return {NONE: {}} | {f"{what} {where}": {"what": what, "layer": where} for where, what in product(erase, WHATS)}
 
 
-class Folds:
-    """Documents in two halves, each half in two parts, each part in two: `unit` is the number of a prompt's document.
+def _units(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " prompt"]:
+    """The number of each prompt's document. Its bits say in which half it is, in which part of that, in which part of that.
 
     Raises:
         InputError: too few documents for that, or not one named for each prompt.
     """
-
-    def __init__(self, documents: Sequence[str] | None, count: int) -> None:
-        if documents is not None and len(documents) != count:
-            raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
-        self.documents = documents
-        self.unit = np.arange(count) if documents is None else numbered(documents)
-        known = len(np.unique(self.unit))
-        if known < LEAST_DOCUMENTS:
-            what = "prompts" if known == count else "documents"
-            raise InputError(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")
-
-    def prompts(self, **bits: int) -> list[int]:
-        """Those of a half (`half=0`), of a part of it (`quarter`), of a part of that (`eighth`)."""
-        found = np.ones(len(self.unit), dtype=bool)
-        for name, bit in bits.items():
-            found &= (self.unit >> ("half", "quarter", "eighth").index(name)) & 1 == bit
-        return np.flatnonzero(found).tolist()
+    if documents is not None and len(documents) != count:
+        raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
+    unit = np.arange(count) if documents is None else numbered(documents)
+    if (known := len(np.unique(unit))) < LEAST_DOCUMENTS:
+        what = "prompts" if known == count else "documents"
+        raise InputError(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")
+    return unit
 
 
-def _view(model: View, reference: Tensor, what: Any, where: Any, rank: int, seed: int) -> View:
-    return model if what is None else erased(model, what, layer=where, reference=reference, rank=rank, seed=seed)
+def _of(unit: Int[np.ndarray, " prompt"], *bits: int) -> list[int]:
+    """Prompts of a half of the documents, of a part of it, of a part of that."""
+    return [n for n, number in enumerate(unit) if all(number >> place & 1 == bit for place, bit in enumerate(bits))]
 
 
 # ------------------------------------------------------------------------------------------------------------ readers
@@ -246,11 +226,11 @@ def _read(
     return r2
 
 
-def _of_readers(r2: np.ndarray, fold: Folds) -> dict[str, tuple[Any, ...]]:
+def _of_readers(r2: np.ndarray, unit: np.ndarray) -> dict[str, tuple[Any, ...]]:
     said = "R^2 of log(1 + i) by ridge regression on the stream, documents held out"
-    variables = _over("r2", Variable(("layer",), said), r2[..., TARGETS.index("position")], fold.unit)
+    variables = _over("r2", Variable(("layer",), said), r2[..., TARGETS.index("position")], unit)
     null = Variable(("layer",), f"{said}, positions shuffled within prompts")
-    variables |= _over("r2_shuffled", null, r2[..., TARGETS.index("shuffled")], fold.unit)
+    variables |= _over("r2_shuffled", null, r2[..., TARGETS.index("shuffled")], unit)
     variables["r2_by_prompt"] = Variable(("prompt", "layer"), said).of(r2[..., TARGETS.index("position")])
     return variables
 
@@ -267,66 +247,50 @@ def _over(
 
 def _outcome(
     model: View,
-    views: Sequence[View],
+    how: Mapping[str, Any],
     tokens: Tensor,
-    fold: Folds,
+    unit: Int[np.ndarray, " prompt"],
     options: Mapping[str, Any],
     pieces: Store,
     progress: Progress | None,
 ) -> Piece:
     """Everything in `SAID` and `SIZES`, and `residual` [resample, band], under one intervention, where it was measured.
 
-    `views[h]` is what the documents of half h are measured on, estimated on the other half.
+    `how` is what is erased; nothing: the model as it is.
     """
-    heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
-    count, last = len(tokens), model.spec.blocks
-    found = {name: np.zeros(count) for name in ("loss", "kl", "r2_last")} | _sizes(model, views)
+    last = model.spec.blocks
+    found = {name: np.zeros(len(tokens)) for name in ("loss", "kl", "r2_last")}
+    sizes = {name: np.full((2, last + 1), np.nan) for name in SIZES}
     by_half: dict[str, list[np.ndarray]] = {"recall_log_p": [], "recall_exact": [], "residual": []}
-    for half, view in enumerate(views):
-        own = fold.prompts(half=half)
-
-        def halved(name: str, half: int = half) -> Progress | None:
-            return part(heard[name], half / 2, (half + 1) / 2)
-
-        kept = pieces.within(f"half {half}")
-        original = model if isinstance(view, Edited) and view is not model else None
-        loss, kl = consequences(view, tokens[own], original, halved("loss"), pieces=kept)
-        found["loss"][own] = _mean(loss[:, 1:])
+    for half in (0, 1):
+        own, kept = _of(unit, half), pieces.within(f"half {half}")
+        view: Any = model
+        if how:
+            other = tokens[_of(unit, 1 - half)]
+            view = erased(model, **how, reference=other, rank=options["rank"], seed=options["seed"] + half)
+        heard = {name: part(part(progress, half / 2, (half + 1) / 2), *stage) for name, stage in STAGES.items()}
+        loss, kl = consequences(view, tokens[own], model if how else None, heard["loss"], pieces=kept)
+        found["loss"][own] = np.nanmean(loss[:, 1:], 1)  # over positions whose next token the head knows
         found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
-        quarters = [[fold.prompts(half=half, quarter=q, eighth=eighth) for eighth in (0, 1)] for q in (0, 1)]
-        r2 = _read(view, tokens, quarters, range(last, last + 1), options["seed"], kept, halved("readers"))
+        quarters = [[_of(unit, half, quarter, eighth) for eighth in (0, 1)] for quarter in (0, 1)]
+        r2 = _read(view, tokens, quarters, range(last, last + 1), options["seed"], kept, heard["readers"])
         found["r2_last"][own] = r2[:, 0, TARGETS.index("position")]
         if options["bands"] is not None:
-            named = None if fold.documents is None else [fold.documents[n] for n in own]
-            drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, named)
-            forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, halved("leakage"), pieces=kept)
+            drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, list(map(str, unit[own])))
+            forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, heard["leakage"], pieces=kept)
             by_half["residual"].append(forms["steady_stream"][:, 0].mean((1, 2)))  # of [resample, 1, layer, head, band]
         if options["recall"]:
             lists = {"pairs": RECALLED, "contexts": options["recall"] // 2, "seed": options["seed"] + half}
-            ds = retrieval(view, **lists, pieces=kept, progress=halved("recall"))
+            ds = retrieval(view, **lists, pieces=kept, progress=heard["recall"])
             for name in ("log_p", "exact"):
                 by_half[f"recall_{name}"].append(ds[name].values.mean(1))
+        for layer, eraser in (view.prepared if how else {}).items():
+            for name, values in sizes.items():
+                values[half, layer] = getattr(eraser, name)
     for name, values in by_half.items():
         if values:
             found[name] = np.mean(values, axis=0) if name == "residual" else np.concatenate(values)
-    return found
-
-
-def _mean(losses: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
-    """Over positions whose next token the head knows; NaN where it knows none of them."""
-    known = ~np.isnan(losses)
-    total, number = np.where(known, losses, 0).sum(1), known.sum(1)
-    return np.divide(total, number, out=np.full(len(losses), np.nan), where=number > 0)
-
-
-def _sizes(model: View, views: Sequence[View]) -> dict[str, Float[np.ndarray, " layer"]]:
-    """What was erased before each block, means of both halves."""
-    found = {name: np.full((len(views), model.spec.blocks + 1), np.nan) for name in SIZES}
-    for n, view in enumerate(views):
-        for layer, one in (view.prepared if isinstance(view, Edited) and view is not model else {}).items():
-            for name, values in found.items():
-                values[n, layer] = getattr(one, name)
-    return {name: values.mean(0) for name, values in found.items()}
+    return found | {name: values.mean(0) for name, values in sizes.items()}
 
 
 SAID = {
@@ -342,21 +306,21 @@ SIZES = {
 }
 
 
-def _of_outcomes(outcomes: Mapping[str, Piece], fold: Folds) -> dict[str, tuple[Any, ...]]:
+def _of_outcomes(outcomes: Mapping[str, Piece], unit: np.ndarray) -> dict[str, tuple[Any, ...]]:
     """The variables along `intervention`; changes are those from the first one, the model as it is."""
     found: dict[str, tuple[Any, ...]] = {}
     every = {name: np.stack([one[name] for one in outcomes.values()], 1) for name in outcomes[NONE]}
     for name in (name for name in SAID if name in every):
-        said, unit = SAID[name]
+        said, measured = SAID[name]
         values, of_lists = every[name], name.startswith("recall")  # [sample, intervention]
-        samples = np.arange(len(values)) // 2 if of_lists else fold.unit
-        along = Variable(("intervention",), said, unit)
+        samples = np.arange(len(values)) // 2 if of_lists else unit
+        along = Variable(("intervention",), said, measured)
         found |= _over(name, along, values, samples)
         if name != "kl":
             change = along._replace(long_name=f"{said}, change by the intervention")
             found |= _over(f"{name}_change", change, values - values[:, :1], samples)
         if not of_lists:
-            found[f"{name}_by_prompt"] = Variable(("intervention", "prompt"), said, unit).of(values.T)
+            found[f"{name}_by_prompt"] = Variable(("intervention", "prompt"), said, measured).of(values.T)
     for name, said in SIZES.items():
         found[name] = Variable(("intervention", "layer"), said).of(every[name].T)
     if "residual" in every:

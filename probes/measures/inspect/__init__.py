@@ -62,7 +62,6 @@ class Options(options.Options):
     prompt: str | None = option("What the model reads.")
     text: Path | None = option("Instead: a file that holds it.")
     chat: str | None = options.chat()
-    ids: str | None = option("Instead: token ids, as in 1,2,3.")
     of: str = option(
         "What depends on the tokens: prediction, logits, top (log p of the most probable), an id.", "prediction"
     )
@@ -71,7 +70,7 @@ class Options(options.Options):
         "the model's mean profile over other texts; nothing.",
         "init",
     )
-    method: Literal["exact", "sketch"] = option("All products, or few with an error bar.", "sketch")
+    method: Literal["exact", "sketch"] = option("All products, or few.", "sketch")
     products: int | None = option("Products of the sketch; 64 if not given.", max=MOST_PRODUCTS)
     seeds: int = option("Fresh models of the baseline init.", 3, max=MOST_SEEDS)
     initialization: str = options.initialization()
@@ -82,14 +81,13 @@ class Options(options.Options):
         """As `inspect` takes them, files read.
 
         Raises:
-            InputError: several texts, a file that cannot be read or holds several texts, ids that are no numbers.
+            InputError: several texts, a file that cannot be read or holds several texts.
         """
-        values = {name: value for name, value in vars(self).items() if name not in ("text", "ids")}
-        values |= {"of": parse_of(self.of), "first": parse_first(self.first)}
-        sources = ("prompt", "text", "chat", "ids")
-        several = [f"--{name}" for name in sources if getattr(self, name) is not None]
+        values = {name: value for name, value in vars(self).items() if name != "text"}
+        values |= {"of": int(self.of) if self.of.isdecimal() else self.of, "first": parse_first(self.first)}
+        several = [f"--{name}" for name in ("prompt", "text", "chat") if getattr(self, name) is not None]
         if len(several) > 1:
-            raise InputError(f"both {' and '.join(several)} are given; give one of --prompt, --text, --chat and --ids")
+            raise InputError(f"both {' and '.join(several)} are given; give one of --prompt, --text and --chat")
         if self.chat is not None:
             return values | {"chat": conversations(self.chat)}
         if self.text is not None:
@@ -99,17 +97,7 @@ class Options(options.Options):
                     f"'{self.text}' holds {len(documents)} texts, and one is inspected; give a file of that one"
                 )
             return values | {"prompt": documents[0].text}
-        if self.ids is not None:
-            try:
-                return values | {"prompt": [int(part) for part in self.ids.split(",")]}
-            except ValueError:
-                raise InputError(f"ids '{self.ids:.60}' are no list of token ids; give them as in 1,2,3") from None
         return values | {"prompt": TEXT if self.prompt is None else self.prompt}
-
-
-def parse_of(value: str) -> str | int:
-    """Read --of: a token id in digits, else a word that `inspect` knows or refuses."""
-    return int(value) if value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
 def outstanding(ds: xr.Dataset) -> np.ndarray:
@@ -124,16 +112,9 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     lines = []
     for model, ds in results.items():
         tokens, ratio = ds["token"].values, ds["ratio"].values
-        first, second = (
-            ", ".join(parts)
-            for parts in (
-                [f"'{tokens[at]}' {number(ratio[at])}" for at in outstanding(ds)[:MOST]],
-                [
-                    f"'{name}' {p:.1%}"
-                    for name, p in zip(ds["next_token"].values, ds["probability"].values, strict=True)
-                ],
-            )
-        )
+        first = ", ".join(f"'{tokens[at]}' {number(ratio[at])}" for at in outstanding(ds)[:MOST])
+        likely = zip(ds["next_token"].values, ds["probability"].values, strict=True)
+        second = ", ".join(f"'{name}' {p:.1%}" for name, p in likely)
         against = "" if _bare(ds) else f" times what baseline {options_of(ds)['baseline']} gives their positions"
         lines.append(f"{model}: {first}{against} stand out most between sink and recency; next comes {second}.")
     return lines

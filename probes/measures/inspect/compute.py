@@ -37,6 +37,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -127,8 +128,8 @@ def inspect(
         progress: called with (share of the work done, 1).
 
     Returns:
-        Dataset with `sensitivity`, `stderr` (one standard error of it), `baseline` (scaled to it) and `ratio` [position]:
-        NaN where neither reaches; coordinates `token` [position], as it stands in the text with control characters
+        Dataset with `sensitivity`, `baseline` (scaled to it) and `ratio` [position]: NaN where neither reaches;
+        coordinates `token` [position], as it stands in the text with control characters
         made visible, and `part_of` [position], one of "sink", "rest", "recency"; `share` and `baseline_share` [part] of
         the total squared sensitivity; `probability` [rank] of the most probable next tokens, with coordinates `next_id`
         and `next_token`; `tokens` [prompt, position]. Attributes say what made it, and `text` (JSON),
@@ -154,24 +155,27 @@ def inspect(
     if isinstance(chosen, int) and products is not None:
         raise InputError(f"products={products} has no use with of={of}: one product is exact; leave it out")
 
-    def measured(
-        view: View, ids: Tensor, kept: Store, heard: Progress | None = None, *, method: str = "sketch"
-    ) -> xr.Dataset:
-        of_text: Any = {"readout": "logits", "pieces": kept, "progress": heard}
-        if isinstance(chosen, int):
-            found = jacobian(readout(view, ids, chosen), ids, method="scalar", **of_text)
-            return found.assign(stderr=found["stderr"] * 0).fillna({"stderr": 0.0})  # the only direction there is
+    def measured(view: View, ids: Tensor, kept: Store, heard: Progress | None, method: str = "sketch") -> np.ndarray:
         how: Any = {"method": method, "products": products, "seed": seed}
-        return jacobian(readout(view, ids, chosen), ids, **how, **of_text)
+        how = {"method": "scalar"} if isinstance(chosen, int) else how
+        found = jacobian(readout(view, ids, chosen), ids, **how, readout="logits", pieces=kept, progress=heard)
+        return found["sensitivity"].values[0].astype(float)
 
     pieces = pieces or Store()
-    own = measured(model, tokens, pieces.within("text"), part(progress, 0.0, MEASURED), method=method)
-    sensitivity = own["sensitivity"].values[0].astype(float)
+    sensitivity = measured(model, tokens, pieces.within("text"), part(progress, 0.0, MEASURED), method)
     windows = draw(model, n=WINDOWS, length=len(ids), first=first, seed=seed).tokens if baseline == "text" else None
-    rest_of = part(progress, MEASURED, 1.0)
-    found, by, drawn = _baseline(
-        model, tokens, windows, chosen, baseline, measured, seeds, initialization, pieces, rest_of
-    )
+    known = baseline == "kernel" or (baseline == "init" and all(map(model.parts, range(model.spec.blocks))))
+    count = {"none": 0, "kernel": 1, "text": WINDOWS, "init": seeds}[baseline]
+    other, curves = model, [np.ones(len(ids))] if baseline == "none" else []
+    for n in range(count):
+        heard = part(progress, *(MEASURED + (1 - MEASURED) * at / count for at in (n, n + 1)))
+        other = model.reinitialized(n, initialization=initialization) if baseline == "init" else model
+        curve = partial(_kernel, of=chosen) if known else measured
+        text_of = tokens if windows is None else windows[n : n + 1]
+        curves.append(curve(other, text_of, pieces.within(f"baseline {n}"), heard))
+    found = typical(np.stack(curves))
+    if baseline == "text":
+        found[found > 0] = np.exp(smooth_between(np.log(found[found > 0])))
     if progress is not None:
         progress(1.0, 1.0)
 
@@ -184,7 +188,6 @@ def inspect(
     name, at = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)"), ("position",)
     variables = {
         "sensitivity": Variable(at, name, unit).of(sensitivity),
-        "stderr": Variable(at, "its standard error", unit).of(own["stderr"].values[0]),
         "baseline": Variable(at, f"baseline '{baseline}', scaled", unit).of(scaled),
         "ratio": Variable(at, "sensitivity / baseline").of(ratio),
         "share": Variable(("part",), "share of the squared sensitivity").of(shares[0]),
@@ -201,55 +204,14 @@ def inspect(
     options = {"of": of, "baseline": baseline, "method": "exact" if isinstance(chosen, int) else method}
     options |= {"products": products, "first": first, "seeds": seeds if baseline == "init" else None, "seed": seed}
     attrs = {
-        "engine": own.attrs["engine"],
         "text": json.dumps(text),
-        "baseline_by": by,
+        "baseline_by": "theory" if known else "measurement" if count else "nothing",
         "entropy": float(-(log_p.exp() * log_p.clamp_min(-1e4)).sum()),
         "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
     }
     made = provenance(model, tokens, measurement="inspect", **options) | origin
-    made |= {} if drawn is None else {"initialization": drawn}
+    made |= {"initialization": other.identity.initialization} if baseline == "init" else {}
     return dataset(variables, tokens=tokens, coords=coords, attrs=made | attrs)
-
-
-def _baseline(
-    model: View,
-    tokens: Tensor,
-    windows: Tensor | None,
-    chosen: str | int,
-    baseline: Baseline,
-    measured: Callable[..., xr.Dataset],
-    seeds: int,
-    initialization: Rule,
-    pieces: Store,
-    progress: Progress | None,
-) -> tuple[Float[np.ndarray, " position"], str, str | None]:
-    """(the curve that is divided by, what it comes from, what fresh weights were drawn from).
-
-    `windows` are other texts for the baseline "text", `measured` measures a view on ids as the text was measured.
-    """
-    if baseline == "none":
-        return np.ones(tokens.shape[1]), "nothing", None
-    if baseline == "kernel":
-        return _kernel(model, tokens, chosen, pieces.within("baseline"), progress), "theory", None
-    known = windows is None and all(model.parts(layer) for layer in range(model.spec.blocks))
-    curves, drawn, count = [], None, seeds if windows is None else len(windows)
-    for n in range(count):
-        heard, kept = part(progress, n / count, (n + 1) / count), pieces.within(f"baseline {n}")
-        if windows is not None:
-            view, ids = model, windows[n : n + 1]
-        else:
-            view, ids = model.reinitialized(n, initialization=initialization), tokens
-            drawn = view.identity.initialization
-        curves.append(
-            _kernel(view, ids, chosen, kept, heard)
-            if known
-            else measured(view, ids, kept, heard)["sensitivity"].values[0]
-        )
-    found = typical(np.stack(curves))
-    if windows is not None:
-        found[found > 0] = np.exp(smooth_between(np.log(found[found > 0])))
-    return found, "theory" if known else "measurement", drawn
 
 
 def readout(model: View, tokens: Tensor, of: str | int) -> View:
@@ -316,7 +278,7 @@ def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabular
 
 
 def _kernel(
-    model: View, tokens: Tensor, of: str | int, pieces: Store, heard: Progress | None
+    model: View, tokens: Tensor, pieces: Store, heard: Progress | None, of: str | int
 ) -> Float[np.ndarray, " position"]:
     """The second-moment kernel of this model on this text, with its patterns and its score path."""
     view = readout(model, tokens, of)

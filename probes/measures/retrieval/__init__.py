@@ -115,11 +115,12 @@ def _verdict(recall: Recall) -> str:
     sides = {"first pairs": recall.primacy, "last pair": recall.recency}
     if any(np.isnan(side.low) for side in sides.values()):
         return f"no U can be told: that takes {SHORTEST} pairs and two couples of lists, or more"
-    ways = {name: "better" if side.low > 1 else "worse" if side.high < 1 else "" for name, side in sides.items()}
-    parts = [f"the {name} {way} than the middle" for name, way in ways.items() if way]
-    unclear = [f"the {name}" for name, way in ways.items() if not way]
-    parts += [f"no clear difference between {' or '.join(unclear)} and the middle"] * bool(unclear)
-    return f"recall: {', '.join(parts)}: {'a U' if set(ways.values()) == {'better'} else 'not clearly a U'}"
+    ways = [
+        "better than" if side.low > 1 else "worse than" if side.high < 1 else "not clearly other than"
+        for side in sides.values()
+    ]
+    said = ", ".join(f"the {name} {way} the middle" for name, way in zip(sides, ways, strict=True))
+    return f"recall: {said}: {'a U' if set(ways) == {'better than'} else 'not clearly a U'}"
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
@@ -134,12 +135,9 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             at = ds.sel(depth=depth)
             cells = [f"{float(at[name].mean()):.2f}" for name in ("log_p", "control", "exact")]
             curve.append([model, str(depth), str(int(at["place"])), *cells])
+    shown = ("model", "depth", *(words for *_, words in SHOWN.values()))
     found = [
-        Table(
-            "Sensitivity of the value's log odds (nat)",
-            ("model", "depth", *(words for *_, words in SHOWN.values())),
-            parts,
-        ),
+        Table("Sensitivity of the value's log odds (nat)", shown, parts),
         Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve),
     ]
     return [table for table in found if table.rows]

@@ -45,15 +45,7 @@ from ...run.store import Piece, Store
 from . import mechanism as mechanisms
 
 CONTEXTS, CANDIDATES = 100, 36
-LEAST = {
-    "contexts": 2,
-    "pairs": 2,
-    "seed": 0,
-    "mechanism": 0,
-    "mechanism_depths": 2,
-    "candidates": 2,
-    "profile_prompts": 0,
-}
+LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "mechanism_depths": 2, "candidates": 2, "profile_prompts": 0}
 NUMBERS_AT_ONCE = 1 << 25  # logits or attention weights of the rows that run together: 128 MiB in float32
 BY_DEPTH = ("context", "depth")
 VARIABLES = {
@@ -121,7 +113,7 @@ def retrieval(
     rung, options = Rung(pairs, keys, digits), {"contexts": contexts, "template": template, "first": first}
     tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "candidates": candidates}
     tracing |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
-    check(options | tracing | {"pairs": pairs, "seed": seed})
+    check(options | tracing | {"seed": seed})
     maker, pieces = Maker(model, rung, read_template(template), first=first), pieces or Store()
     couple = cache(lambda number: maker.couple(seed, number))
     query = len(couple(0).contexts[0]) + len(couple(0).questions[0][0]) - 1
@@ -134,7 +126,7 @@ def retrieval(
     if mechanism:
         text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed) if profile_prompts else None
         how: Any = {"seed": seed, "initialization": initialization, "retry": retry, "report": report, "pieces": pieces}
-        values |= mechanisms.measured(model, couple, range(mechanism), chosen, candidates, text, **how)
+        values |= mechanisms.measured(model, couple, mechanism, chosen, candidates, text, **how)
     report.finish()
     if not np.isfinite(values["log_p"]).all():
         raise not_finite(model, "probabilities")
@@ -162,13 +154,10 @@ def check(given: Mapping[str, Any]) -> None:
     for name in ("contexts", "mechanism"):
         if given[name] % 2:
             raise InputError(f"{name}={given[name]} is odd, but lists come in couples; give one, as {given[name] + 1}")
-    if given["mechanism"] > given["contexts"]:
-        raise InputError(
-            f"mechanism={given['mechanism']} is more than there are contexts; give at most {given['contexts']}"
-        )
-    for name, usual in {"initialization": CONFIG, "candidates": CANDIDATES}.items():
-        if not given["mechanism"] and given[name] != usual:
-            raise InputError(f"{name}={given[name]} does nothing without mechanism; give mechanism=24, or leave it out")
+    if given["mechanism"] > (most := given["contexts"]):
+        raise InputError(f"mechanism={given['mechanism']} is more than there are contexts; give at most {most}")
+    if not given["mechanism"] and (rule := given["initialization"]) != CONFIG:
+        raise InputError(f"initialization={rule} does nothing without mechanism; give mechanism=24, or leave it out")
 
 
 def answered(model: View, couple: Couple, report: Tally) -> Piece:

@@ -111,7 +111,7 @@ class Differentiable:
 def measured(
     model: View,
     couple: Callable[[int], Couple],
-    contexts: range,
+    contexts: int,
     depths: np.ndarray,
     candidates: int,
     text: Tensor | None,
@@ -122,18 +122,12 @@ def measured(
     report: Tally,
     pieces: Store,
 ) -> dict[str, np.ndarray]:
-    """`VARIABLES` by number of the context, and profiles by depth.
+    """`VARIABLES` of so many contexts, and profiles by depth; arguments but for these as in `retrieval`.
 
     Args:
-        model: any view.
         couple: makes the couple of a number.
-        contexts: which are traced.
-        depths: the pairs of each of them that are.
-        candidates: values that the log odds compare, the right one among them.
+        depths: the pairs of each context that are traced.
         text: ids [prompt, position] of ordinary text, of the length of a context with its question; None: no such profiles.
-        initialization: what fresh weights are drawn from, as in `View.reinitialized`.
-        seed: of the values that are compared, the directions, the fresh weights and the sketch.
-        retry, report, pieces: as in `retrieval`.
     """
 
     def one(number: int) -> Piece:
@@ -144,15 +138,12 @@ def measured(
             chosen = [others[n] for n in draw.permutation(len(others))[: candidates - 1]]
             asked.append(Asked(question, (answer, *chosen)))
         own = [asked[depth] for depth in depths]
-        return traced(model, made, side, depths, own, seed=[seed, number], report=report)
+        found = traced(model, made, side, depths, own, seed=[seed, number], report=report)
+        return found | behind_lists(model, made, side, seed=[seed, number, 1], report=report)
 
-    def behind_one(number: int) -> Piece:
-        return behind_lists(model, couple(number // 2), number % 2, seed=[seed, number, 1], report=report)
-
-    by_context = pieces.each("mechanism", len(contexts), lambda number: retry(lambda: one(number)))
+    by_context = pieces.each("mechanism", contexts, lambda number: retry(lambda: one(number)))
     values = {name: by_context.stacked(name) for name in by_context[0]}
-    lines = pieces.each("behind lists", len(contexts), lambda number: retry(lambda: behind_one(number)))
-    values["norm_profile"] = np.sqrt(lines.stacked("lines").mean(0))
+    values["norm_profile"] = np.sqrt(values.pop("lines").mean(0))
     if text is None:
         return values
     how: Any = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from ... import options
 from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels
-from ...data.positions import read_ranges
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.swap import parse_replacement
@@ -81,9 +80,9 @@ def numbers(text: str | None, name: str, example: str) -> tuple[int, ...] | None
     """Whole numbers and ranges of them, ends included: "0-7", "0,5", "0-3,8".
 
     Raises:
-        InputError: something else, see `read_ranges`.
+        InputError: something else, see `options.read_ranges`.
     """
-    ranges = [] if text is None else read_ranges(text, name, example)
+    ranges = [] if text is None else options.read_ranges(text, name, example)
     return tuple(number for first, last in ranges for number in range(first, last + 1)) or None
 
 
