@@ -19,7 +19,7 @@ from probes.results.folder import Collected
 from probes.theory.cesaro import cesaro_bins
 
 LLM = Path(__file__).resolve().parent.parent / "reports" / "llm"
-Cases = Iterator[tuple[str, Collected, Collected]]
+Cases = Iterator[Any]  # a name, what it holds by, and what it does not hold by
 
 
 @cache

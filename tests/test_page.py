@@ -52,15 +52,15 @@ def test_the_page_needs_nothing_beside_it(html):
 
 def test_answers_and_the_picture_stand_first_and_what_could_not_be_judged_last(html, page, collected):
     assert len(page.sentences) == report.SENTENCES
-    places = [html.index("<h1>"), html.index("<svg"), *(html.index(escape(one)) for one in page.sentences)]
+    places = [html.index("<h1>"), html.index("<img"), *(html.index(escape(one)) for one in page.sentences)]
     places += [html.index(f'id="{section.name}"') for section in page.sections]
     places += [html.index("holding: 1, not holding: 1, undecided: 0"), html.index("1 statement could not be judged")]
     assert places == sorted(places)
     shown = {section.name for section in page.sections}
     assert {kind for kind in collected if kind in report.ORDER} == shown
     assert all(section.tables for section in page.sections)
-    drawn = [section.figure for section in page.sections if section.name != report.PICTURED]
-    assert all(figure.startswith("<svg") for figure in [page.picture, *drawn])
+    assert all(section.figures for section in page.sections if section.name != report.PICTURED)
+    assert page.picture.startswith("data:")
     assert page.sections[0].name == "leakage"
     before, after = html.split("could not be judged on these results")
     assert "Larger models have more." not in before
@@ -81,7 +81,6 @@ def test_models_that_are_named_stand_first_alone_in_figures(collected, tmp_path)
     assert chosen.model == "ape"
     for section in chosen.sections:
         assert {answer.partition(": ")[0] for answer in section.answers} <= {"ape"}
-        assert escape(pages.ROGUE) not in section.figure
     (sinks,) = (section for section in chosen.sections if section.name == "sinks")
     own = tables(measure("sinks"), {name: collected["sinks"][name] for name in ("ape", pages.ROGUE)})
     assert [table.rows for table in sinks.tables] == [table.rows for table in own.tables]

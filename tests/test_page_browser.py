@@ -33,7 +33,7 @@ def test_the_page_fits_a_small_dark_screen_and_its_tables_are_sorted_by_their_he
             page.locator(at).first.evaluate(
                 f"element => Math.max(...getComputedStyle(element).{name}.match(/[0-9]+/g))"
             )
-            for at, name in (("body", "backgroundColor"), ("svg text", "fill"))
+            for at, name in (("body", "backgroundColor"), ("body", "color"))
         )
         assert paper < 64 < 128 < words
         folded = page.locator("#sinks details", has_text="Heads, the strongest sinks first").first

@@ -150,6 +150,6 @@ def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, tmp_path
     assert call(monkeypatch, "report", "--out", str(out)) == 0
     html = (out / "index.html").read_text(encoding="utf-8")
     section = html[html.index('<section id="toy-remarks">') : html.index('<section id="statements">')]
-    assert section.count("<svg") == 1
+    assert section.count("<img") == 1
     assert "Published statements" in section
     assert (out / "toy" / "remarks.md").is_file()

@@ -13,10 +13,10 @@ heads), `dots` (with intervals, by category) and `stacks` (bars of parts).
 from __future__ import annotations
 
 from .figures import Panel as Panel
+from .figures import image as image
 from .figures import panels as panels
 from .figures import save as save
 from .figures import sheet as sheet
-from .figures import svg as svg
 from .forms import Series as Series
 from .forms import blocks as blocks
 from .forms import curves as curves

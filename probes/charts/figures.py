@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..run.files import atomic
-from .style import CYCLE, DPI, FAINT, GREY, INK, STYLE, TEXT, TITLE, WIDTH, blank, wrapped
+from .style import DPI, STYLE, TEXT, TITLE, WIDTH, blank, wrapped
 
 MOST_PANELS = 4
 FILES: Any = {**STYLE, "svg.fonttype": "none"}  # text in files is text
 NO_DATE: Any = {"Date": None}  # the same figure gives the same file
-LINE = 10.0  # points of a caption's line, which a page leaves away
-LOOK = 'font-family="\'DejaVu Sans\', Verdana, sans-serif" stroke-linejoin="round"'  # Verdana is about as wide
 
 
 @dataclass(frozen=True)
@@ -100,36 +97,9 @@ def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
     return saved
 
 
-def svg(figure: Figure) -> str:
-    """The figure as SVG in a page, see `inline`."""
-    file = io.StringIO()
+def image(figure: Figure) -> str:
+    """The figure as the address of an image in a page: its SVG, whole."""
+    file = io.BytesIO()
     with matplotlib.rc_context(FILES):
         figure.savefig(file, format="svg", metadata=NO_DATE)
-    return inline(file.getvalue())
-
-
-def inline(text: str) -> str:
-    """A saved SVG as an element of a page: small, without its caption, and in the page's colours where it has others.
-
-    Ink becomes `currentColor`, every other colour of this package `var(--c-0072b2, #0072b2)`. Ids are numbered, and begin
-    with a hash of the picture, so that several pictures of one page do not meet. The same text gives the same element.
-    """
-    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|\n\s*", "\n", text[text.index("<svg") :], flags=re.S)
-    text = re.sub(r"\n+", "\n", text.replace("xlink:href", "href"))
-    width, height = (float(size) for size in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)[0])
-    for paper in (rf'<g id="patch_1">\n<path d="M 0 {height:g}.*?</g>\n', r'<g id="caption">.*?</g>\n'):
-        cut = re.search(paper, text, flags=re.S)
-        if cut is not None:
-            height -= LINE * cut[0].count("<text")
-            text = text.replace(cut[0], "", 1)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" {LOOK}>'
-    text = re.sub(r"<svg [^>]*>|<defs>\s*<style.*?</defs>\n| font-family: [^;\"]*;", "", text, flags=re.S)
-    text = head + text
-    text = re.sub(r'(?<=[\s"(,-])(-?\d*\.\d\d)\d+', r"\1", text)
-    used = {name: str(n) for n, name in enumerate(dict.fromkeys(re.findall(r'(?:href="|url\()#([^")]*)', text)))}
-    text = re.sub(r' id="([^"]*)"', lambda at: f' id="ID-{used[at[1]]}"' if at[1] in used else "", text)
-    text = re.sub(r'(href="|url\()#([^")]*)', lambda at: f"{at[1]}#ID-{used[at[2]]}", text)
-    text = text.replace(INK, "currentColor")
-    for color in (*CYCLE[:-1], GREY, FAINT):
-        text = text.replace(color, f"var(--c-{color[1:]}, {color})")
-    return text.replace("ID-", f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-")
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"

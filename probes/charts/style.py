@@ -14,13 +14,13 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. INK is text, axes and black curves; the page inverts it
+# Okabe and Ito's colours, which colour-blind readers can tell apart. INK is text, axes and black curves
 BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7", "#56b4e9"
 INK, GREY, FAINT = "#1a1a1a", "#777777", "#dddddd"  # FAINT: grids
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, INK)
 FRESH, TRAINED, THEORY = BLUE, VERMILLION, INK  # conditions and predictions, wherever they are drawn
 DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1.3))
-# Zero is the paper, white or dark: the colour's opacity grows, not its darkness.
+# Zero is the paper: the opacity of the colour grows.
 WEIGHTS = LinearSegmentedColormap.from_list("weights", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)])
 DEPTHS = LinearSegmentedColormap.from_list("depths", [SKY, BLUE, "#00324f"])  # blocks in one panel, first to last
 
@@ -154,5 +154,5 @@ def blank(size: tuple[float, float], caption: str = "") -> Figure:
         text = wrapped(caption, size[0] - 0.2, SMALL)
         figure = Figure((size[0], size[1] + 0.16 * (text.count("\n") + 1)), layout=_Layout(w_pad=0.1, h_pad=0.06))
         if text:
-            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL, color=GREY).set_gid("caption")
+            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL, color=GREY)
     return figure

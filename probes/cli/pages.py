@@ -69,7 +69,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
     from toy.experiments.experiment import EXPERIMENTS, claims_of, experiment, report_of
     from toy.match import MEASURE as MATCH
 
-    from ..charts import svg
+    from ..charts import image
     from ..claims.claim import beside, claims_table, counted, merged
     from ..claims.sources import claims
     from ..measures.map import MAP
@@ -97,9 +97,9 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
         for name, ds, file in toys:  # verdicts by the same rules as the ledger's, under the command that trained
             report, charts = report_of(name, ds), getattr(experiment(name), "charts", lambda ds: {})
             write_report(report, file.with_suffix(".md"), str(ds.attrs.get("command", "")))
-            drawn, place = "".join(map(svg, charts(ds).values())), f"{file.parent.name}-{name}".replace("toy-", "")
-            title = f"Toys: {place.replace('-', ' ')}"
-            more.append(Section(f"toy-{place}", title, TOYS, (), drawn, tables=report.tables, notes=[report.described]))
+            place = f"{file.parent.name}-{name}".replace("toy-", "")
+            told = (f"Toys: {place.replace('-', ' ')}", TOYS, (), list(map(image, charts(ds).values())))
+            more.append(Section(f"toy-{place}", *told, report.tables, report.described))
         how: Any = {"first": names, "remarks": refused, "files": bool(names), "more": more, "others": (MATCH, MAP)}
         page = page_of(collected, found, command=given(), **how)
         written = write(page, out)

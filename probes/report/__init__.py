@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import xarray as xr
 
-from ..charts import save, svg
+from ..charts import image, save
 from ..claims.claim import Claim
 from ..claims.evidence import is_real
 from ..headlines import tables
@@ -63,8 +63,8 @@ def page_of(
     pictured = PICTURED if collected[PICTURED] else ""
     if pictured:
         save(measure(pictured).chart(leading(collected[pictured], first)), collected.root / "overview")
-    ((picture, caption),) = [(part.figure, part.caption) for part in parts if part.name == pictured] or [("", "")]
-    parts = [replace(part, figure="") if part.name == pictured else part for part in parts]
+    (figures,) = [part.figures for part in parts if part.name == pictured] or [()]
+    parts = [replace(part, figures=()) if part.name == pictured else part for part in parts]
     answers = [answer.partition(": ") for part in parts for answer in part.answers]
     names = Counter(name for name, _, _ in answers)
     model = max(names, key=lambda name: names[name], default="")
@@ -72,8 +72,7 @@ def page_of(
     return Page(
         model,
         sentences[:SENTENCES],
-        picture,
-        caption,
+        "".join(figures),
         parts,
         claims,
         provenance(collected),
@@ -108,7 +107,7 @@ def sections_of(
             write_report(report, collected.root / kind / f"{name}.md")
             save(figure, collected.root / kind / name)
         anchor, title = kind.replace("/", "-"), kind.replace("-", " ").replace("/", ": ").capitalize()
-        told = (one.question, one.answer(ahead), svg(figure), one.caption, report.tables, [report.described])
+        told = (one.question, one.answer(ahead), [image(figure)], report.tables, report.described)
         parts.append(Section(anchor, title, *told))
     return parts
 

@@ -27,10 +27,9 @@ class Section:
     title: str
     question: str
     answers: Sequence[str] = ()  # "MODEL: a sentence.", above the figure
-    figure: str = ""  # SVG, or an image
-    caption: str = ""
+    figures: Sequence[str] = ()  # addresses of images
     tables: Sequence[Table] = ()  # folded
-    notes: Sequence[str] = ()  # what exactly was measured; folded, too
+    note: str = ""  # what exactly was measured; folded, too
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class Page:
 
     model: str  # that the sentences are about
     sentences: Sequence[str]  # the answer, beside the picture
-    picture: str  # SVG
-    caption: str
+    picture: str  # the address of an image
     sections: Sequence[Section]
     claims: Sequence[Claim]
     provenance: Table
@@ -58,7 +56,6 @@ def write(page: Page, out: str | Path) -> Path:
     folder = Path(__file__).parent
     # Everything is text unless it is marked as ours.
     made = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters["drawn"] = Markup  # SVG of our own figures
     text = made.get_template("page.html.j2").render(
         question=QUESTION,
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
