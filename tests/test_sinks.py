@@ -71,7 +71,7 @@ def test_everything_equals_full_patterns_in_float64(name, length):
     assert length != LENGTH or 0 < float(found.sink_rate.mean()) < 1  # there is something to count
 
 
-def test_rates_over_prompts_and_strict_thresholds():
+def test_rates_over_prompts_and_strict_thresholds(monkeypatch):
     model = view("gpt2")
     each = sinks(model, TOKENS)
     assert each.alpha.dims == ("prompt", "layer", "head", "key")
@@ -82,7 +82,9 @@ def test_rates_over_prompts_and_strict_thresholds():
     alpha = sinks(model, TOKENS, keys=(0,)).alpha.values
     at = float(np.sort(alpha, axis=None)[alpha.size // 2])
     for threshold, share in ((at, np.mean(alpha > at)), (np.nextafter(at, 0), np.mean(alpha >= at))):
-        found = sinks(model, TOKENS, keys=(0,), threshold=float(threshold))
+        with monkeypatch.context() as changed:
+            changed.setattr("probes.measures.sinks.sums.THRESHOLD", float(threshold))
+            found = sinks(model, TOKENS, keys=(0,))
         assert float(found.sink_rate_of_model[0]) == pytest.approx(share)
     # More prompts than pieces are kept: sums are those of all.
     many = drawn_tokens(70, 4)
@@ -213,7 +215,6 @@ def test_options_are_read():
     ("options", "says"),
     [
         ({"keys": (0, 0)}, "keys=0,0 name a number twice"),
-        ({"threshold": 1.0}, "threshold=1.0 is no share"),
         ({"documents": ["a", "b"]}, "2 documents are named for 3 prompts; name one for each"),
         ({"keep": (4, 8)}, "keep=.* has no use without evict"),
         ({"evict": 0}, "keep= name none; give whole numbers from 1 to 11"),
@@ -226,11 +227,11 @@ def test_what_cannot_be_asked(options, says, unchecked):
 
 def test_result(tmp_path):
     model, seen = view("gemma2"), list[tuple[float, float]]()
-    found = sinks(model, TOKENS, keys=(0, 2), reacts=7, tau=0.1, progress=lambda *at: seen.append(at))
+    found = sinks(model, TOKENS, keys=(0, 2), reacts=7, progress=lambda *at: seen.append(at))
     assert [done for done, _ in seen] == pytest.approx(np.arange(1, 10) / families.BLOCKS)
     assert seen[-1] == (3.0, 3.0)
     options = json.loads(found.attrs["options"])
-    assert (options["keys"], options["tau"], options["reacts"]) == ([0, 2], 0.1, 7)
+    assert (options["keys"], options["reacts"]) == ([0, 2], 7)
     complete(found, tmp_path / "sinks.nc")
 
 

@@ -51,13 +51,9 @@ def test_smoothing_averages_about_a_twentieth_and_leaves_lines_alone():
     np.testing.assert_array_equal(smooth_between([3.0, 4.0]), [3, 4])
 
 
-def test_what_is_refused():
-    for function, curves, message in (
-        (shape_of, [[1.0] * 9 + [math.nan]], "the value nan at position 9"),
-        (spearman, [[1.0, 2.0], [1.0, 2.0, 3.0]], "2 and 3 points"),
-    ):
-        with pytest.raises(InputError, match=message):
-            function(*curves)
+def test_curves_of_other_lengths_are_not_compared():
+    with pytest.raises(InputError, match="2 and 3 points"):
+        spearman([1.0, 2.0], [1.0, 2.0, 3.0])
 
 
 @settings(max_examples=60, deadline=None)

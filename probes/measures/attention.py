@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -44,16 +44,14 @@ class PatternBlock(NamedTuple):
 
 def normalizers(attention: Attention) -> Float[Tensor, "batch head query"]:
     """`log Z_i`, the log-sum-exp of a query's logits: the kernel's own where it gave one, else from another pass of it."""
-    found = attention.normalizer if attention.normalizer is not None else attend(attention, normalizer=True).normalizer
-    assert found is not None
-    return found
+    found: Any = attend(attention, normalizer=True) if attention.normalizer is None else attention
+    return found.normalizer
 
 
 def outputs(attention: Attention) -> Float[Tensor, "batch head query c"]:
     """`sum_j A_ij v_j`: the kernel's own where it gave one, else from another pass of it."""
-    found = attention.output if attention.output is not None else attend(attention).output
-    assert found is not None
-    return found
+    found: Any = attend(attention) if attention.output is None else attention
+    return found.output
 
 
 def part_of(attention: Attention, *, prompts: slice = ALL, heads: slice = ALL, positions: slice = ALL) -> Attention:

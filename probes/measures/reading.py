@@ -54,8 +54,6 @@ def read_prompt(
         origin: dict[str, str | int] = {"first_policy": "chat template"} | ({"first_id": ids[0]} if ids else {})
     elif isinstance(prompt, str):
         text, what = prompt, "text"
-        if not prompt:
-            raise InputError("the text is empty; give some")
         origin = first_policy(model, first)
         ids, pieces = _tokenized(tokenizer, prompt)
         before = put_first(origin)
@@ -80,10 +78,6 @@ def read_prompt(
 
 def _tokenized(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
     """The ids of a text, and what each of them adds to the text before it, so that nothing is lost or shown twice."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError("the text is not valid Unicode; give it in UTF-8") from None
     if not getattr(tokenizer, "is_fast", False):
         ids = [int(i) for i in encoded(tokenizer, text)]
         return ids, [token_name(tokenizer, i) for i in ids]
@@ -100,10 +94,7 @@ def _tokenized(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
 def _given_ids(model: View, prompt: Any, first: FirstToken | int) -> list[int]:
     if first != "auto":
         raise InputError(f"first={first} has no use with token ids, which say what stands first; leave it out")
-    try:
-        tokens = torch.as_tensor(prompt)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"the prompt is a {type(prompt).__name__}; give a text, or token ids in a list") from None
+    tokens = torch.as_tensor(prompt)
     tokens = tokens[None] if tokens.ndim == 1 else tokens
     check_tokens(model, tokens)
     if len(tokens) > 1:

@@ -19,7 +19,6 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
-from ..errors import InputError
 from .curves import smooth
 from .statistics import Interval, ends, freedom, jackknife, resampling
 
@@ -49,15 +48,8 @@ class Shape(NamedTuple):
 
 
 def shape_of(curve: ArrayLike) -> Shape:
-    """The shape of one curve [position]; NaN but for the trough where it is shorter than 8.
-
-    Raises:
-        InputError: the curve has values that are negative or not finite.
-    """
+    """The shape of one curve [position]; NaN but for the trough where it is shorter than 8."""
     values = np.asarray(curve, dtype=np.float64)
-    if not np.all(seen := np.isfinite(values) & (values >= 0)):
-        at = int(np.flatnonzero(~seen)[0])
-        raise InputError(f"the curve has the value {values[at]} at position {at}; give sensitivities, zero or more")
     trough = int(np.argmin(smooth(values)))
     return Shape(**numbers(values), trough=trough, trough_fraction=trough / max(1, len(values) - 1))
 

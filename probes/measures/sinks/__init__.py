@@ -18,15 +18,14 @@ from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel,
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.swap import parse_replacement
-from ...results.dataset import options_of
 from ...results.tables import Table, estimated, number
 from .collectors import COLUMNS as TOKEN_COLUMNS
 from .collectors import token_rows
-from .compute import TAU as TAU
-from .compute import THRESHOLD as THRESHOLD
 from .compute import sinks as sinks
 from .evict import DIMS
 from .roles import COLUMNS, counts, head_rows, role_names
+from .sums import TAU as TAU
+from .sums import THRESHOLD as THRESHOLD
 
 COLORS = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
 CAPTION = (
@@ -44,7 +43,7 @@ class Options(options.Options):
     with their roles, the strongest sinks first.
 
     Examples:
-      headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5 --threshold 0.2
+      headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5
       headwater sinks ./checkpoint --keys all --reacts off --length 1024
       headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
       headwater sinks tiny-llama --evict 0,1,4 --keep 16,64 --prompts 8
@@ -52,8 +51,6 @@ class Options(options.Options):
     """
 
     keys: str | None = options.option("Positions that may be sinks: all, 0-7, 0,5; the first 8 if not given.")
-    threshold: float = options.option("A key with alpha above it is a sink [Gu].", THRESHOLD)
-    tau: float = options.option("Attention weights above it are counted [Wu].", TAU)
     reacts: str = options.option("What to put at position 0: mean, zero, random, a token id, or off.", "mean")
     effect: str = options.option(
         "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of "
@@ -107,7 +104,7 @@ def _rate(ds: xr.Dataset) -> xr.DataArray:
     """The share of heads in which position 0 is a sink, by prompt where alpha was kept by prompt."""
     if "prompt" not in ds["alpha"].dims:
         return ds["sink_rate_of_model"].sel(key=0, drop=True)
-    return (ds["alpha"].sel(key=0, drop=True) > options_of(ds)["threshold"]).mean(("layer", "head"))
+    return (ds["alpha"].sel(key=0, drop=True) > THRESHOLD).mean(("layer", "head"))
 
 
 def _over_heads(ds: xr.Dataset, *, name: str) -> xr.DataArray:
@@ -126,13 +123,13 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 def _sink(ds: xr.Dataset) -> str:
     if 0 not in ds["key"].values:
         return "position 0 was not among the keys"
-    at, threshold = ds.sel(key=0), float(options_of(ds)["threshold"])
+    at = ds.sel(key=0)
     alpha = at["alpha"].mean([dim for dim in at["alpha"].dims if dim == "prompt"])
     strongest = alpha.argmax(("layer", "head"))
     block, head = (int(ds[dim][int(strongest[dim])]) for dim in ("layer", "head"))
-    even = int((at["uniform"] > threshold).sum()) * ds.sizes["head"]
+    even = int((at["uniform"] > THRESHOLD).sum()) * ds.sizes["head"]
     return (
-        f"position 0 is a sink in {int((alpha > threshold).sum())} of {alpha.size} heads, most of all in block {block}, "
+        f"position 0 is a sink in {int((alpha > THRESHOLD).sum())} of {alpha.size} heads, most of all in block {block}, "
         f"head {head} (alpha {number(alpha.max())}); with uniform attention it would be in {even} "
         f"(alpha {number(at['uniform'].mean())})"
     )

@@ -65,8 +65,6 @@ from .roles import BESIDE, PLACES, ROLES, WITHHELD, assigned, estimates, stronge
 from .sums import MEANS, NORMS, SIZES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
-THRESHOLD = 0.3  # [Gu]'s eps
-TAU = 0.2  # [Wu]'s
 EFFECT_PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
 
 
@@ -76,8 +74,6 @@ def sinks(
     tokens: Int[Tensor, "prompt position"],
     *,
     keys: Any = None,
-    threshold: float = THRESHOLD,
-    tau: float = TAU,
     reacts: Any = None,
     effect: Any = None,
     effect_prompts: int = EFFECT_PROMPTS,
@@ -93,8 +89,6 @@ def sinks(
         model: any view; it is not changed.
         tokens: ids [prompt, position], position 0 included.
         keys: positions, or "all"; the first 8 unless told, or as many of them as there are.
-        threshold: [Gu]'s eps for alpha.
-        tau: [Wu]'s, for single weights.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
         effect: heads whose effect is measured (see `probes.measures.sinks.effect`): True or "all", or how many, those
@@ -128,9 +122,6 @@ def sinks(
     prompts, length = tokens.shape
     if documents is not None and len(documents) != prompts:
         raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
-    for name, share in {"threshold": threshold, "tau": tau}.items():
-        if not 0 <= share < 1:
-            raise InputError(f"{name}={share} is no share of attention; give a number from 0 to below 1")
     every = isinstance(keys, str) and keys == "all"
     usual = range(length if every else min(FIRST_KEYS, length))
     chosen = _distinct("keys", usual if every or keys is None else keys, 0, length)
@@ -146,8 +137,7 @@ def sinks(
     report, pieces = Tally(progress, passes, per=model.spec.blocks), pieces or Store()
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
 
-    sums = Sums(model, tokens, None if every else tuple(chosen), threshold, tau, report)
-    found = sums.measured(views, retry, pieces)
+    found = Sums(model, tokens, None if every else tuple(chosen), report).measured(views, retry, pieces)
     if not all(np.isfinite(found[name]).all() for name in ("alpha", *NORMS)):
         raise not_finite(model, "attention")
     by_prompt = {name: found.pop(name) for name in (*MEANS, *SIZES) if name in found}  # [prompt, layer, head]
@@ -175,8 +165,6 @@ def sinks(
         variables |= _with_ends(name, intervals[name], each, prompts)
     options = {
         "keys": "all" if every else chosen,
-        "threshold": threshold,
-        "tau": tau,
         "reacts": None if reacts is None else views[1].replacement,  # pyright: ignore[reportAttributeAccessIssue]
         "effect": "all" if heads == most else heads or None,
         "effect_prompts": len(on) or None,

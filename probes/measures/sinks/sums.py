@@ -24,6 +24,8 @@ from ...run.store import Piece, Store, groups
 from ..attention import ALL, column_statistics, columns, normalizers, outputs, part_of, pattern_blocks, run_watched
 from .collectors import counted
 
+THRESHOLD = 0.3  # [Gu]'s eps
+TAU = 0.2  # [Wu]'s
 NORMS = ("value_norm", "key_norm")
 # Kept of every prompt [prompt, layer, head]: means, and sizes whose squares are averaged.
 MEANS, SIZES = ("attends", "reacts", "sink_logit_share"), ("written", "output", "output_own", "reacts_output")
@@ -52,15 +54,12 @@ class Sums:
         model: any view.
         tokens: the prompts.
         chosen: the keys; None for all.
-        threshold, tau: as of `probes.sinks`.
         report: called after every block.
     """
 
     model: View
     tokens: Int[Tensor, "prompt position"]
     chosen: tuple[int, ...] | None
-    threshold: float
-    tau: float
     report: Callable[[], Any]
 
     def __post_init__(self) -> None:
@@ -120,7 +119,7 @@ class Sums:
             heads = [ALL] if attention.reweigh else shares(self.spec.heads)  # edits of logits take all heads
             parts = [self._of_heads(layer, some, part_of(attention, heads=some)) for some in heads]
             block = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            block["sinks"] = (block["alpha"] > self.threshold).sum(0, dtype=torch.float64)
+            block["sinks"] = (block["alpha"] > THRESHOLD).sum(0, dtype=torch.float64)
             if self.chosen is None:  # means over heads, of keys that may count as collectors
                 block["by_key"] = block["alpha"][:, : counted(self.length)].sum(0) / self.spec.heads
                 block["alpha"] /= self.prompts
@@ -141,12 +140,12 @@ class Sums:
             attention = part_of(attention, prompts=slice(1))
         if self.chosen is None:
             weights = columns(attention, (0,))[0, ..., 0]  # those on position 0
-            on_keys, over = (x[0] for x in column_statistics(attention, self.tau))
+            on_keys, over = (x[0] for x in column_statistics(attention, TAU))
         else:
             keys = self.chosen if 0 in self.chosen else (*self.chosen, 0)
             each = columns(attention, keys)[0]  # [H, T, K]
             weights, each = each[..., keys.index(0)], each[..., : len(self.chosen)]
-            over = (each > self.tau).sum(-2).to(self.until_end.device)
+            over = (each > TAU).sum(-2).to(self.until_end.device)
             on_keys = total(each if self.ahead is None else each.masked_fill(self.ahead, 0), -2)
         found |= {"alpha": on_keys / self.until_end, "over": over / self.seeing[layer]}
 
