@@ -6,7 +6,6 @@ of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +35,7 @@ from ...charts import (
     stacks,
 )
 from ...measure import Headline, Measure
-from ...results.curves import estimate, spearman, with_interval
+from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, number, variance
 from .compute import NULLS
 from .compute import PARTS as PARTS
@@ -149,23 +148,20 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """Null checks of every band, then parts block by block in the first band."""
     checks, logs = [], []
     for name, ds in results.items():
-        first, depth = ds["layer"].values[0], ds.sizes["layer"]
         for band in map(str, ds["band"].values):
             at = ds.sel(band=band)
-            found = [estimated(at, f"log_{part}_by_block", layer=first) for part in ("stream", "sink")]
+            first = [estimated(at.isel(layer=0), f"log_{part}_by_block") for part in ("stream", "sink")]
             passed = "NO: take more prompts" if null_fails(ds, band) else "yes"
-            order = spearman(range(depth), at["steady_stream_by_block"]) if depth > 1 else math.nan
-            neither = f"{float(np.abs(at['log_neither']).max()):.1g}"
-            checks.append([name, band, *found, passed, neither, number(order, ".2f")])
+            checks.append([name, band, *first, passed, f"{float(np.abs(at['log_neither']).max()):.1g}"])
         for layer in ds["layer"].values:
             at = ds.isel(band=0).sel(layer=layer)
             parts = map(variance, at["log_form_by_block"].sel(part=list(PARTS)))
             streams = [estimated(at, f"{form}_stream_by_block", said=variance) for form in ("steady", "log")]
             logs.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g"), *streams])
-    checked = ("V(X), first block", "V(K) there", "passed", "both sources removed", "V(X) with depth")
+    checked = ("V(X), first block", "V(K) there", "passed", "both sources removed")
     streams = ("residual component V(X)", "V(X), constant sink left in")
     return [
-        Table("Null checks, and rank correlation of V(X) with depth", ("model", "band", *checked), checks),
+        Table("Null checks", ("model", "band", *checked), checks),
         Table("Blocks, log form, first band", ("model", "block", *PARTS, "noise", *streams), logs),
     ]
 
