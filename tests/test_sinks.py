@@ -252,25 +252,22 @@ def test_a_trained_model_and_its_roundings():
 def test_tokens_are_those_with_the_largest_excess(tmp_path):
     tokens = drawn_tokens(6, 16, least=3)
     tokens[:, 1:9] = tokens[:, 1:9] % 5 + 3  # few kinds, so that each stands in several prompts
-    model, names = view("llama"), [f"story {n // 2}" for n in range(6)]
-    found = sinks(model, tokens, keys="all", documents=names)
+    model, stories = view("llama"), np.arange(6) // 2
+    found = sinks(model, tokens, keys="all", documents=[f"story {n}" for n in stories])
     alpha = sinks(model, tokens, keys=range(16)).alpha.mean("head").values  # [prompt, layer, key]
-    excess = alpha - found.uniform.values
+    excess, ids = (alpha - found.uniform.values)[:, :, 1:9], tokens[:, 1:9].numpy()
     for layer in range(model.spec.blocks):
-        at = found.isel(layer=layer)
-        by_token: dict[int, list[tuple[int, float, float]]] = {}
-        for p, k in np.ndindex(6, 8):
-            at_key = (p, excess[p, layer, k + 1], alpha[p, layer, k + 1])
-            by_token.setdefault(int(tokens[p, k + 1]), []).append(at_key)
-        common = {t: some for t, some in by_token.items() if len({p for p, *_ in some}) >= LEAST}
-        mean = {t: np.mean([value for _, value, _ in some]) for t, some in common.items()}
+        at, of_layer = found.isel(layer=layer), excess[:, layer]
+        common = [t for t in np.unique(ids) if (ids == t).any(1).sum() >= LEAST]
+        mean = {t: of_layer[ids == t].mean() for t in common}
         first = sorted(mean, key=lambda token: -mean[token])[:5]
         assert at.token_id.values[: len(first)].tolist() == first
         close(at.token_excess[: len(first)], [mean[token] for token in first], 1e-4, 1e-7)
         # The jackknife of a ratio, written out.
-        without = [np.mean([v for p, v, _ in common[first[0]] if p // 2 != story]) for story in range(3)]
-        reach = 4.302653 * np.sqrt(2 / 3 * np.sum((np.array(without) - np.mean(without)) ** 2))
-        if np.isfinite(reach):
+        places = [(ids == first[0]) & (stories != n)[:, None] for n in range(3)]
+        if all(where.any() for where in places):
+            without = np.array([of_layer[where].mean() for where in places])
+            reach = 4.302653 * np.sqrt(2 / 3 * np.sum((without - without.mean()) ** 2))
             close(at.token_excess_high[0] - at.token_excess[0], reach, 1e-3, 1e-6)
     complete(found, tmp_path / "sinks.nc")
     assert token_rows(found)[0][:2] == ["0", f"w{found.token_id[0, 0].item()}"]
