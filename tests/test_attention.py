@@ -11,7 +11,6 @@ import torch
 from families import BLOCKS, HEADS, WIDTH
 from measured import BACKENDS, SOME, drawn_tokens, hooks_of, view, watched
 from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same, sums_of, weights_of
-from torch import Tensor
 
 import probes
 from probes.measures.attention import column_statistics, columns, normalizers, outputs, pattern_blocks, run_watched
@@ -72,10 +71,11 @@ def test_blocks_make_up_the_pattern(kind):
 @pytest.mark.parametrize(("name", "backend"), SOME)
 def test_leakage_takes_block_after_block_what_one_pass_gives(name, backend, monkeypatch):
     monkeypatch.setattr("probes.measures.leakage.samples.TOKENS_AT_ONCE", LENGTH)
-    seen, streams = view(name, backend, "float64"), dict[Any, Tensor]()
+    seen = view(name, backend, "float64")
     tokens = drawn_tokens(5, LENGTH, least=3, seed=7)  # halves of two and three
     whole, trace = dict(watched(seen, seen.embed(tokens))), seen.trace(seen.embed(tokens))
-    before, course = hooks_of(seen._model), Course(seen, tokens, streams, {})
+    before, course = hooks_of(seen._model), Course(seen, tokens, None)
+    streams = course._streams
     for layer in range(BLOCKS):
         same(torch.cat(list(streams.values())), trace.residual[layer], 1e-9)
         if layer == 1:
