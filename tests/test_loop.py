@@ -90,6 +90,13 @@ def test_files_provenance_and_numbers_of_the_library(whole, folder):
         assert np.array_equal(values.sel(condition=condition, seed=seed).values, own.values)
 
 
+def test_a_result_is_drawn_by_its_measure_and_nothing_else_is_drawn(whole, tmp_path):
+    probes.chart(whole[1], path=tmp_path / "drawn")
+    assert listed(tmp_path) == ["drawn.png", "drawn.svg"]
+    with pytest.raises(InputError, match="no results of one measure to draw"):
+        probes.chart({"ape": whole[1], "bee": xr.Dataset(attrs={"measure": "sinks"})})
+
+
 def test_theories_stand_beside_the_measurement(whole, folder):
     _, result = whole
     model = probes.load(str(folder / "ape"))
