@@ -103,7 +103,7 @@ def patterns(architecture: Architecture, weights: Weights, switches: Switches, i
 
 
 def looked_at(model: Trained, n: int, tau: float, device: torch.device) -> dict[str, np.ndarray]:
-    """`over_tau`, `alpha [layer, key]` and `fresh [key]` of a model on n sequences; `pattern [layer, query, key]` of seed 0.
+    """`over_tau`, `alpha [layer, key]` and `fresh [key]` of a model on n sequences.
 
     The sequences are unbiased and the same for all models of one world.
     """
@@ -115,10 +115,7 @@ def looked_at(model: Trained, n: int, tau: float, device: torch.device) -> dict[
         for weights in (model.weights, initial(run.architecture, run.seed))
     )
     over, alpha = metrics(*look, inputs, tau)
-    values = {"over_tau": over, "alpha": alpha, "fresh": metrics(*before, inputs, tau)[0].mean(0)}
-    if run.seed == 0:
-        values["pattern"] = np.stack([a[0, 0, 0].cpu().numpy() for a in patterns(*look, inputs[None, :1])])
-    return values
+    return {"over_tau": over, "alpha": alpha, "fresh": metrics(*before, inputs, tau)[0].mean(0)}
 
 
 def metrics(

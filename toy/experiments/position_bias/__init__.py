@@ -74,7 +74,6 @@ MEASURES = {
         ("over_tau", "share of the queries that see a key which give it more than tau", "1", ("layer", "key")),
         ("alpha", "mean weight over the queries from the key on", "1", ("layer", "key")),
         ("fresh", "over_tau before training, mean over blocks", "1", ("key",)),
-        ("pattern", "attention of the first sequence, seed 0", "1", ("layer", "query", "key")),
     )
 }
 # What the settings' lists may hold.
@@ -208,7 +207,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     NaN is what is not part of the grid. What stands for learning is measured on sequences made as in training, of novel
     classes, unbiased whatever the training.
     """
-    steps, grid, tokens = check_steps(s), cases(s), np.arange(2 * ITEMS + 1)
+    steps, grid = check_steps(s), cases(s)
     coords: dict[str, Any] = {
         dim: [value for value in values if any(getattr(case, dim) == value for case in grid)]
         for dim, values in axes_of(s).items()
@@ -218,8 +217,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "position": (("position",), np.arange(ITEMS), {"long_name": "item that holds the answer", "units": "1"}),
         "layer": np.arange(max(coords["depth"])),
         "step": (("step",), np.array(steps), {"long_name": "updates of the weights", "units": "1"}),
-        "query": tokens,
-        "key": (("key",), tokens, {"long_name": "position of the key", "units": "1"}),
+        "key": (("key",), np.arange(2 * ITEMS + 1), {"long_name": "position of the key", "units": "1"}),
     }
     return sweep(coords, Part(DIMS, MEASURES, _measured(s, steps, work)))
 
