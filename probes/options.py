@@ -149,10 +149,6 @@ class Loading(Options):
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option("auto is float32.", "auto")
     beyond: bool = flag("--beyond", "Texts longer than the model was made for; not where positions are learned.")
     ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
-    ablate_how: Literal["zero", "from-0"] = option(
-        "What is taken out: all that a head writes, or what it reads at position 0; its mean: in Python, probes.ablated.",
-        "zero",
-    )
 
     def values(self) -> dict[str, Any]:
         """As `probes.load` takes them.
@@ -175,12 +171,10 @@ class Loading(Options):
         """The heads that are taken out.
 
         Raises:
-            InputError: they cannot be read, or there is a way to take them out and none is named.
+            InputError: they cannot be read.
         """
         from .models.ablate import parse_heads
 
-        if self.ablate is None and self.ablate_how != "zero":
-            raise InputError(f"ablate-how '{self.ablate_how}' takes out no head; name some, as in --ablate 18.8,26.2")
         return None if self.ablate is None else parse_heads(self.ablate)
 
     def load(self, source: str) -> View:
@@ -194,7 +188,7 @@ class Loading(Options):
 
         heads, values = self.heads(), self.values()
         model = load(source, **values)
-        return model if heads is None else ablated(model, heads, self.ablate_how)
+        return model if heads is None else ablated(model, heads)
 
 
 @dataclass(frozen=True)

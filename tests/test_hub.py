@@ -9,7 +9,7 @@ import families
 import huggingface_hub
 
 import probes
-from probes.models import hub
+from probes.models import named
 from probes.models.load import CHECKPOINTS
 
 
@@ -25,7 +25,7 @@ def test_hub_ids_come_from_the_cache_and_a_hub_that_does_not_answer_is_named(tmp
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         for constant, value in (("ENDPOINT", endpoint), ("HF_HUB_CACHE", str(tmp_path)), ("HF_HUB_OFFLINE", False)):
             monkeypatch.setattr(huggingface_hub.constants, constant, value)
-        monkeypatch.setattr(hub, "PATIENCE", 2)
+        monkeypatch.setattr(named, "PATIENCE", 2)
         view, plain = probes.load(cached("whole")), probes.load("tiny-llama")
         assert (view.identity.name, view.identity.revision, view.bos) == ("me/whole", "a" * 40, 0)
         assert view.identity.weights == plain.identity.weights

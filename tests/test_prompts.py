@@ -79,15 +79,6 @@ def test_special_tokens_spelled_out_in_a_text_are_read_as_such(tmp_path):
     assert told.tokenizer.split_special_tokens  # the caller's is left as it was
 
 
-def test_windows_that_overlap_are_said_to(text, tmp_path):
-    few = draw(WITHOUT_BOS, n=4, length=20, text=text)
-    assert (few.remarks, few.attributes["windows_overlap"]) == ((), 0)
-    short = tmp_path / "short.txt"
-    short.write_text(" ".join(text.read_text().split()[:80]))
-    with pytest.warns(UserWarning, match="of the tokens stand in more than one of the 4 windows of 60"):
-        prompts(WITHOUT_BOS, n=4, length=60, text=short)
-
-
 def test_bundled_text():
     """Prose for models that others trained, code for ours, which read nothing else."""
     tokens = prompts(WITH_BOS, length=64)
@@ -118,7 +109,7 @@ def test_bad_options_are_refused(text, options, message):
 
 
 def test_models_that_cannot_read_text_are_refused(text):
-    with pytest.raises(InputError, match="bigram has no BOS token; use --first none"):
+    with pytest.raises(InputError, match="of bigram puts no BOS first; use --first none"):
         prompts(WITHOUT_BOS, text=text, first="bos")
     with pytest.raises(InputError, match=r"bigram has no tokenizer; pass token ids \[prompt, position\] directly"):
         prompts(replace(WITH_BOS, tokenizer=None), text=text)

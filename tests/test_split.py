@@ -176,13 +176,6 @@ def test_bad_placement_is_refused_in_one_line(tmp_path, monkeypatch):
         assert re.search(message, families.refused(probes.load, "tiny-llama", **options))
 
 
-def test_tied_weights_are_not_parted(tmp_path):
-    families.model("gpt2").save_pretrained(tmp_path)
-    parted = {"transformer": "cpu", "lm_head": "disk"}
-    assert "which are one weight; put both on one device" in families.refused(probes.load, tmp_path, device_map=parted)
-    assert probes.load(tmp_path, device_map=dict.fromkeys(parted, "disk")).offloaded
-
-
 def offloaded(folder: Path, how: str) -> Any:
     """A llama that accelerate has put on disk or in main memory, by a map or as a whole."""
     if how == "map":

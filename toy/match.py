@@ -252,5 +252,5 @@ MEASURE = Measure(
     caption=CAPTION,
     units=_units,
     defaults={"prompts": 8},
-    without=("device_map", "max_memory", "offload_folder", "ablate", "ablate_how"),
+    without=("device_map", "max_memory", "offload_folder", "ablate"),
 )

@@ -15,7 +15,6 @@ policies can be compared on one text.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from .windows import cut, encoded, tokenize
 FirstToken = Literal["auto", "bos", "none"]
 Attributes = dict[str, str | int | float]
 
-NOTABLE_OVERLAP = 0.25  # of the tokens of windows of a single document; above it, a remark says so
 POLICIES = "give auto, bos, none or a token id"
 
 
@@ -78,8 +76,6 @@ def prompts(
 ) -> Int[Tensor, "prompt position"]:
     """Cut `n` windows of `length` tokens out of a text, or take the beginnings of conversations; int64 on the CPU.
 
-    Warns where more than a quarter of the tokens of a single document stand in several windows.
-
     Args:
         model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
         n: prompts.
@@ -99,11 +95,7 @@ def prompts(
             text or chat that is unreadable or too short, or a tokenizer with ids the model has no embedding for.
     """
     source: dict[str, Any] = {"text": text, "dataset": dataset, "split": split, "column": column, "chat": chat}
-    drawn = draw(model, n=n, length=length, **source, first=first, seed=seed)
-    if chat is None:  # that there were fewer or shorter conversations is seen in the shape
-        for line in drawn.remarks:
-            warnings.warn(line, stacklevel=4)
-    return drawn.tokens
+    return draw(model, n=n, length=length, **source, first=first, seed=seed).tokens
 
 
 @takes_model
@@ -162,13 +154,7 @@ def draw(
     windows = torch.from_numpy(windows)[:, : length - len(before)]
     tokens = torch.cat([torch.tensor(before, dtype=torch.long).expand(n, -1), windows], dim=1)
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
-    remark = (
-        f"{model.identity.name}: {overlap:.0%} of the tokens stand in more than one of the {n} windows of {length}, all of "
-        "one document, so that windows are no independent samples, as intervals take them to be; "
-        "give more documents, or ask for fewer or shorter prompts"
-    )
-    remarks = (remark,) if overlap > NOTABLE_OVERLAP and len(set(places)) == 1 else ()
-    return Drawn(tokens, attributes, remarks, tuple(read[place].name for place in places))
+    return Drawn(tokens, attributes, (), tuple(read[place].name for place in places))
 
 
 def check_source(
@@ -213,13 +199,8 @@ def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
     if first == "none" or (first == "auto" and model.bos is None):
         return {"first_policy": "none"}
     if model.bos is None:
-        tokenizer, name = model.tokenizer, model.identity.name
-        token = getattr(tokenizer, "bos_token_id", None)
-        if tokenizer is None or token is None:
-            raise InputError(f"first=bos, but {name} has no BOS token; use --first none or a token id")
         raise InputError(
-            f"first=bos, but the tokenizer of {name} never puts '{tokenizer.bos_token}' first; "
-            f"use --first none, or --first {token}"
+            f"first=bos, but the tokenizer of {model.identity.name} puts no BOS first; use --first none or a token id"
         )
     check_highest(model, max(model.first_ids))
     several = {"first_ids": json.dumps(model.first_ids)} if len(model.first_ids) > 1 else {}

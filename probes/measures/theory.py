@@ -195,6 +195,6 @@ MEASURE = Measure(
     chart=chart,
     caption=CAPTION,
     defaults={"prompts": 4},
-    without=(*HIDDEN, "backend", "ablate", "ablate_how"),
+    without=(*HIDDEN, "backend", "ablate"),
     trials={"theory": _trial},
 )

@@ -10,6 +10,7 @@ log Z.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -26,7 +27,7 @@ from .fused import query_blocks
 from .load import takes_model
 from .view import Attention, Edit, View
 
-How: TypeAlias = Literal["zero", "mean", "from-0"]
+How: TypeAlias = Literal["zero", "mean"]
 Weights: TypeAlias = Literal["without-0", "constant-sink", "held-log-z"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 TINY = 1e-12  # of what is divided by
@@ -48,7 +49,7 @@ def ablated(
         model: any view; it is not changed.
         heads: (block, head) of each, counted from 0.
         how: "zero": the head's output `sum_j A_ij v_j` is 0; "mean": it is the mean over `reference`, at position 0 and over
-            the positions behind it; "from-0": of the queries from 1 on the term `A_i0 v_0` alone is 0.
+            the positions behind it.
         reference: prompts that the mean is taken over.
 
     Raises:
@@ -73,8 +74,6 @@ def ablated(
     by_layer = {layer: [head for at, head in chosen if at == layer] for layer, _ in chosen}
 
     def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
-        if how == "from-0":
-            return [Edit("logits", layer, partial(_without_term, at)) for layer, at in by_layer.items()]
         if how == "zero":
             return [Edit("output", layer, partial(_put, at, 0.0)) for layer, at in by_layer.items()]
         places = ((1, None), (0, 0))  # behind position 0, then at it
@@ -109,15 +108,6 @@ def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch h
     return changed
 
 
-def _without_term(
-    heads: list[int], logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`A_i0 v_0` gone, all other weights as they are; query 0, which makes position 0's stream, keeps it."""
-    chosen = torch.zeros(logits.shape[1], 1, 1, dtype=torch.bool, device=logits.device)
-    chosen[heads] = True
-    return logits.masked_fill(chosen & _of_0(queries, keys), float("-inf")), log_z
-
-
 def _of_0(queries: Tensor, keys: Tensor) -> Tensor:
     """Where a later query meets key 0."""
     return (keys == 0) & (queries > 0)
@@ -129,13 +119,12 @@ def parse_heads(value: str) -> tuple[Head, ...]:
     Raises:
         InputError: not written like that.
     """
-    found = []
+    heads = []
     for part in value.split(","):
-        layer, dot, head = part.strip().partition(".")
-        if not (dot and layer.isascii() and layer.isdigit() and head.isascii() and head.isdigit() and len(part) < 20):
+        if (written := re.fullmatch(r" *([0-9]{1,6})\.([0-9]{1,6}) *", part)) is None:
             raise InputError(f"heads '{value}' are not written BLOCK.HEAD; give them as in 18.8,26.2")
-        found.append((int(layer), int(head)))
-    return tuple(found)
+        heads.append((int(written[1]), int(written[2])))
+    return tuple(heads)
 
 
 def check_reference(model: View, reference: Tensor | None) -> None:

@@ -12,7 +12,6 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import InputError
-from ..run.files import what_is
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
@@ -25,8 +24,6 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         InputError: there is none.
     """
-    if what_is(file) != "file":
-        raise InputError(f"{file} is no regular file")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, or none that ends

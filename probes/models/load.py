@@ -130,8 +130,6 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     from .fresh import birth_of, initialization_of
 
     if isinstance(config, Birth):
-        if initialization is not None:
-            raise InputError(f"initialization '{initialization!s:.40}' changes nothing in a Birth; leave it out")
         return config
     if initialization is None:
         initialization = getattr(config, "initialization", None)
@@ -321,12 +319,10 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
 
     @wraps(function)
     @left
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not args and "model" not in kwargs:
-            return function(**kwargs)  # type: ignore[call-arg]
-        view = _taken(args[0] if args else kwargs.pop("model"))
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        view = _taken(model)
         _renew(view)
-        return function(view, *args[1:], **kwargs)
+        return function(view, *args, **kwargs)
 
     return call
 

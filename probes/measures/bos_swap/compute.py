@@ -3,7 +3,7 @@
 `swapped` is a view of the same weights in which position 0 holds a replacement before block 0 reads it, or from a later
 block on, or in its keys or values alone, or in part. `reweighed` takes key 0 away, or holds what it does to the denominators
 of attention. Each is a view like any other, and every measure runs on it unchanged. `bos_swap` runs several of them before
-and after; `probes.models.intervene` has the names of what can be done.
+and after; `probes.models.swap` has the names of what can be done.
 
 **Removed.** The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights
 (through logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if
@@ -47,8 +47,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.checks import check_logits
-from ...models.intervene import Intervention, intervention
 from ...models.load import takes_model
+from ...models.swap import Intervention, intervention
 from ...models.view import View
 from ...results.curves import rms_profile
 from ...results.dataset import dataset, provenance
@@ -121,7 +121,7 @@ def bos_swap(
         model: any view; it is not changed.
         tokens: ids [prompt, position], at least 4 prompts, as in `probes.leakage`. Position 0, BOS or not, is replaced.
         replacement: a token id, "mean", "zero", "random" or "drawn", see `swapped`; or an intervention by its name, as
-            "mean@4:keys" or "without-0@8", see `probes.models.intervene`; or a list of such. Means are taken over `tokens`.
+            "mean@4:keys" or "without-0@8", see `probes.models.swap`; or a list of such. Means are taken over `tokens`.
         seed: of the resampling, the sketch's probes and the random direction.
         bands, lags, bootstrap: as in `probes.leakage`.
         profile_prompts: how many prompts the Jacobian profile is taken on, the first ones; all, if there are fewer; 0: no

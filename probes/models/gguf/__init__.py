@@ -9,12 +9,9 @@ from ...run.files import what_is
 MAGIC, SUFFIX = b"GGUF", ".gguf"
 
 
-def is_gguf(path: str | Path) -> bool:
-    """Whether an existing file is to be read as GGUF: by its first bytes, else by its name, whatever it holds."""
-    if what_is(path) != "file":
-        return False
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC or str(path).lower().endswith(SUFFIX)
-    except OSError:
-        return str(path).lower().endswith(SUFFIX)
+def is_gguf(path: Path) -> bool:
+    """Whether an existing file is to be read as GGUF: by its name, whatever it holds, else by its first bytes."""
+    if what_is(path) != "file" or path.suffix.lower() == SUFFIX:
+        return what_is(path) == "file"
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC

@@ -1,4 +1,4 @@
-"""The transformers configuration that a GGUF file implies, key by key.
+"""The transformers configuration that a GGUF file implies, key by key, and its tensors as transformers has them.
 
 transformers' own reader takes few of a file's keys and silently drops the others: RoPE scaling, windows, soft-caps,
 head sizes. Here every key of the architecture is followed by name, known to change nothing, or refused.
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import InputError, reason
 from ..families import check_sizes, spec_of
@@ -35,15 +36,15 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 CAPS: Mapping[str, float] = MappingProxyType({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
 GEMMA2_WINDOW = 4096
 GEMMA2_27B = 46  # the one with so many blocks has logits scaled by its width per head, not by the head's own
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")
-LLAMAS = ("llama",)  # also of Mistral: a window makes it one
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")  # llama also of Mistral: a window makes it one
 # Keys that are followed although no field has their name.
 ROTATING = (
-    *("vocab_size", "attention.value_length", "attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
+    *("attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
     *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
     *("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
 )
-IDLE = ("rope.scaling.finetuned", "tensor_data_layout")  # keys that change nothing
+# Keys that change nothing, or that tensors' shapes say anyway.
+IDLE = ("rope.scaling.finetuned", "tensor_data_layout", "vocab_size", "attention.value_length")
 # Keys that change nothing at these values.
 NEUTRAL = {
     "expert_count": 0,
@@ -123,8 +124,6 @@ class _Stated:
         value: Any = self.values.get(key, default)
         if value is None:
             raise self.header.refuse(f"does not state {self.kind}.{key}; convert the model again")
-        alike = isinstance(value, list) and len(set(value)) == 1  # one per block
-        value = value[0] if alike else value
         kind, most = (int, LARGEST) if whole else (int | float, math.inf)
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < most:
             raise self.wrong(key, f"{'a whole number of at least 1' if whole else 'another number'} belongs there")
@@ -143,20 +142,11 @@ def _fields(stated: _Stated) -> dict[str, Any]:
     header, kind = stated.header, stated.kind
     if "token_embd.weight" not in header.tensors:
         raise header.refuse("has no matrix token_embd.weight; convert the model again")
-    rows, width, heads = (
-        header.shape("token_embd.weight")[0],
-        *map(stated.size, ("embedding_length", "attention.head_count")),
-    )
+    rows = header.shape("token_embd.weight")[0]
+    width, heads = map(stated.size, ("embedding_length", "attention.head_count"))
     head_dim = stated.size("attention.key_length", max(1, width // heads))
-    sizes = f"keys have {head_dim} entries, and values of other sizes are not supported"
-    follows = {
-        "vocab_size": (rows, f"there are {rows:,} embeddings"),
-        "attention.value_length": (head_dim, sizes),
-        "rope.dimension_count": (head_dim, sizes),
-    }
-    for key, (value, why) in follows.items():
-        if stated.size(key, value) != value:
-            raise stated.wrong(key, why)
+    if stated.size("rope.dimension_count", head_dim) != head_dim:
+        raise stated.wrong("rope.dimension_count", f"keys have {head_dim} entries, of which all are rotated here")
     defaults = {"attention.head_count_kv": heads, "attention.key_length": head_dim}
     fields: dict[str, Any] = {"model_type": kind, "vocab_size": rows, "rope_parameters": _rope(stated, head_dim)}
     for key, field in FIELDS.items():
@@ -184,9 +174,7 @@ def _rope(stated: _Stated, head_dim: int) -> dict[str, Any]:
     kind = stated.values.get("rope.scaling.type", "linear")
     factor = stated.number("rope.scaling.factor", 0.0) or 1.0  # 0 says nothing
     usual = {"rope_type": "default", "rope_theta": base}
-    if ROPE_FACTORS in header.tensors and stated.kind in LLAMAS:
-        if kind not in ("none", "linear") or factor != 1:
-            raise header.refuse(f"scales its rotations twice, by {ROPE_FACTORS} and by {kind!s:.20}; convert it again")
+    if ROPE_FACTORS in header.tensors and stated.kind == "llama":
         return _by_frequency(header, usual, head_dim)
     if kind == "none" or (kind == "linear" and factor == 1):
         return usual
@@ -217,3 +205,45 @@ def _by_frequency(header: Header, usual: dict[str, Any], head_dim: int) -> dict[
             f"scales its rotations by {ROPE_FACTORS} in another way than Llama 3; give the checkpoint's own folder"
         )
     return scaled
+
+
+def tensors_of(header: Header, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The file's tensors in a dtype, as the configuration's model has them; some may be missing.
+
+    Raises:
+        InputError: a tensor of another shape, of a type that cannot be dequantized, or that the model has no place for.
+    """
+    import gguf
+
+    from ..fresh import without_weights
+
+    try:
+        wanted = without_weights(config).state_dict()
+    except InputError as error:
+        raise header.refuse(f"cannot be followed: {error}") from None
+    kind = "llama" if config.model_type == "mistral" else config.model_type
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = {known.get_name(own, try_suffixes=(".weight", ".bias")) or own: own for own in wanted}
+    applied = {ROPE_FACTORS} if header.architecture == "llama" else set()  # in the configuration instead
+    if unread := sorted(set(header.tensors) - set(names) - applied):
+        raise header.refuse(
+            f"has {len(unread)} tensors that a {config.model_type} model has no place for ({unread[0]:.60}); "
+            "give the checkpoint's own folder"
+        )
+    heads = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
+    tensors = {}
+    for name in header.tensors:
+        if name in applied:
+            continue
+        own, shape = wanted[names[name]].shape, header.shape(name)
+        if shape != own:
+            raise header.refuse(f"has {name} in the shape {list(shape)}, and its model in {list(own)}; get it again")
+        tensor = torch.from_numpy(header.read(name))
+        if config.model_type == "gemma2" and name.endswith("norm.weight"):  # stored with 1 added
+            tensor = tensor - 1
+        for part, count in heads.items() if header.architecture == "llama" else ():
+            if part in name:
+                tensor = tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+        tensors[names[name]] = tensor.to(dtype).contiguous()
+    return tensors

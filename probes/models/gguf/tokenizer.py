@@ -19,7 +19,6 @@ DIGITS_ALONE = ("smollm", "starcoder", "refact", "codeshell", "command-r", "mine
 # A word that is a token is one whatever its merges; and BOS comes first where `add_bos_token` does not say.
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # vocabularies by the file's name for them
-NONE = ("none", "no_vocab")
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 SENTENCEPIECE_BOS = 1  # the usual id, where the file does not say
 REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the file"
@@ -35,11 +34,10 @@ def tokenizer_of(header: Header) -> Any | None:
 
     values = header.values
     kind, rules = values.get("tokenizer.ggml.model", "none"), values.get("tokenizer.ggml.pre")
-    if kind in NONE:
+    if kind in ("none", "no_vocab"):
         return None
     if kind not in (BYTE_LEVEL, SENTENCEPIECE):
         raise header.refuse(f"has a tokenizer of the kind '{kind!s:.40}', which is not supported; {REMEDY}")
-    rules = "gpt-2" if rules is None and header.architecture == "gpt2" else rules
     if kind == BYTE_LEVEL and rules not in (*AS_GPT2, *DIGITS_ALONE, *GGUF_PRE_TOKENIZER_SPLITS):
         how = "does not say how its texts are split" if rules is None else f"splits its texts as '{rules!s:.40}'"
         raise header.refuse(f"{how}, which headwater does not know how to do; {REMEDY}")
