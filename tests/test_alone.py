@@ -7,19 +7,14 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+import test_pretrain
 from commands import bad_input, listing
 from toy_runs import MIXED
-from transformers import LlamaConfig
 
-from probes.data.documents import Document
 from probes.run.files import alone
 from probes.run.store import unfinished
-from toy.pretrain import Options, pretrain
 from toy.train import train
 
-TEXTS = [Document(str(n), "def area(width, height):\n    return width * height\n" * 20) for n in range(20)]
-CONFIG = LlamaConfig(vocab_size=280, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-OPTIONS = Options(steps=2, batch=2, length=16, warmup=1)
 HOLD = "import sys, pathlib; from probes.run.files import alone\n"
 HOLD += "with alone(pathlib.Path(sys.argv[1])): print('held', flush=True); input()"
 
@@ -58,5 +53,5 @@ def test_toys_and_pretraining_are_kept_apart_too(tmp_path):
     with another_run(out / "state/pretrain"):
         before = listing(out)
         with bad_input("another run is writing to"):
-            pretrain(CONFIG, out, training=TEXTS, heldout=TEXTS, options=OPTIONS)
+            test_pretrain.train(out)
         assert listing(out) == before

@@ -12,7 +12,7 @@ import pytest
 import torch
 from families import BLOCKS, DIFFERENT, FAMILIES
 from measured import backends
-from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig
+from transformers import AutoModelForCausalLM, BloomConfig
 
 import probes
 from probes import Initialization, born, fresh
@@ -32,13 +32,6 @@ DRAWN = 0.036
 ODD = {kind: 0.03 * 1.3**n for n, kind in enumerate(KINDS)}
 odd = Initialization("odd", **ODD)
 IDS = torch.arange(families.VOCABULARY - 1)[None, : families.MAX_LENGTH - 1]
-
-
-def wide_config(name: str, *, width: int, blocks: int) -> Any:
-    """Four heads, of Llama or GPT-2, with the usual initializer_range of 0.02."""
-    sizes = {"hidden_size": width, "num_hidden_layers": blocks, "num_attention_heads": 4, "vocab_size": 1024}
-    sizes |= {"n_inner": 3 * width} if name == "gpt2" else {"intermediate_size": 3 * width, "num_key_value_heads": 2}
-    return AutoConfig.for_model(name, **sizes, initializer_range=0.02, bos_token_id=0, eos_token_id=1)
 
 
 def every_part(seen: View) -> list[Parts]:
@@ -150,8 +143,7 @@ def test_what_a_configuration_changes():
     assert (routed.experts, routed.chosen, routed.among_chosen, routed.features) == (6, 2, True, 40)
     assert (oss.experts, oss.chosen, oss.among_chosen, oss.gate) == (4, 2, True, 0.5)
     grid = torch.linspace(-10, 10, 5)
-    assert oss.up_activation is not None
-    assert torch.equal(oss.up_activation(grid), grid.clamp(-7, 7) + 1)
+    assert torch.equal(oss.up_activation(grid), grid.clamp(-7, 7) + 1)  # type: ignore[misc]
     made: Any = families.small("gemma2", hidden_activation="relu")
     assert torch.equal(born(made).activation(grid), grid.clamp_min(0))
     deep = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 64, "n_layer": 8, "n_head": 4, "initializer_range": 0.1}
@@ -184,7 +176,7 @@ def test_published_rules():
     pythia = published(12, 768)["pythia"][1]
     assert (pythia["embedding"], pythia["o"]) == (math.sqrt(2 / (5 * 768)), 2 / 12 / math.sqrt(768))
     # What transformers draws for GPT-2 differs from the published program in the positions alone.
-    made = wide_config("gpt2", width=64, blocks=3)
+    made = families.small("gpt2", initializer_range=0.02)
     theirs, own = (initialization_of(made, rule) for rule in ("gpt2", "config"))
     for kind in KINDS:
         assert getattr(theirs, kind) == pytest.approx(0.01 if kind == "positions" else getattr(own, kind)), kind
@@ -195,7 +187,7 @@ def test_published_rules():
 
 
 def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
-    families.build(wide_config("llama", width=32, blocks=1)).save_pretrained(tmp_path)
+    families.build(families.small("llama", initializer_range=0.02)).save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     del fields["initializer_range"]
     (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")

@@ -4,7 +4,6 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import families
 import pyarrow
@@ -65,15 +64,13 @@ def test_unusable_text_is_refused_by_name(tmp_path, name, content, says):
     assert says in families.refused(read_documents, tmp_path / name)
 
 
-USUAL: Any = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)  # halves of characters included
-VALUES = st.one_of(st.none(), st.integers(), st.floats(), ANY_TEXT)
-ENTRIES = st.dictionaries(st.sampled_from(["text", "name", "x"]), VALUES)
+ENTRIES = st.dictionaries(st.sampled_from(["text", "name", "x"]), st.one_of(st.none(), st.floats(), ANY_TEXT))
 LINES = st.lists(ENTRIES, max_size=4).map(lambda values: "\n".join(map(json.dumps, values)).encode())
 CONTENT = st.one_of(st.binary(max_size=300), ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogatepass")), LINES)
 
 
-@settings(max_examples=200, **USUAL)
+@settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(CONTENT, st.booleans())
 def test_any_text_file_is_read_or_refused(tmp_path, content, lines):
     file = tmp_path / ("any.jsonl" if lines else "any.txt")

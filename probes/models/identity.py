@@ -23,17 +23,11 @@ def weights_hash(weights: Stored) -> str:
 
     Which matrix stands where counts, therefore: two models of the same matrices in other blocks are two.
     """
-    digests: dict[int, bytes] = {}  # of parameters, which live as long as their model: a tied one is read once
     named = []
     for name, tensor in weights:
-        digest = digests.get(id(tensor))
-        if digest is None:
-            hashed = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            hashed.update(values(tensor))
-            digest = hashed.digest()
-            if isinstance(tensor, nn.Parameter):
-                digests[id(tensor)] = digest
-        named.append(name.encode() + b"\n" + digest)
+        digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(values(tensor))
+        named.append(name.encode() + b"\n" + digest.digest())
     return hashlib.sha256(b"".join(sorted(named))).hexdigest()
 
 

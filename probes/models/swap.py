@@ -151,12 +151,10 @@ def swapped(
         raise InputError(f"part '{part}' is unknown; give {', '.join(PARTS)}")
     if not 0 <= dose <= 1:
         raise InputError(f"dose={dose:g} is out of range; give 0 to 1")
-    if part != "stream" and (model.spec.prefix or 0) > 1:
-        raise InputError(f"part '{part}': position 0 of {model.identity.name} reads later positions; give stream")
-    if part != "stream" and model.spec.sink_logits:
+    if part != "stream" and ((model.spec.prefix or 0) > 1 or model.spec.sink_logits):
         raise InputError(
-            f"part '{part}': position 0 of {model.identity.name} shares its attention with learned sink logits, and would "
-            "not keep its stream; give stream"
+            f"part '{part}': position 0 of {model.identity.name} shares its attention with later positions or learned sink "
+            "logits, and would not keep its stream; give stream"
         )
     if replacement == "drawn" and (layer or part != "stream"):
         raise InputError(
