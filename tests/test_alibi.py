@@ -15,9 +15,8 @@ from measured import error, randn
 from reference_theory import second_moment_step
 
 from probes.models.linear import LinearizedBlock
-from probes.models.masks import contentless_patterns
 from probes.models.view import Linear, Norm, Parts
-from probes.theory.block import MeasuredBlock, Moments
+from probes.theory.block import MeasuredBlock, Moments, contentless_patterns
 
 SLOPES = torch.tensor((0.5, 0.25, 0.125, 0.0625), dtype=torch.float64)
 NORM = Norm("rms", torch.ones(32, dtype=torch.float64), None, 1e-6)

@@ -31,8 +31,7 @@ from probes.models.families import FAMILIES as ROWS
 from probes.models.huggingface import HuggingFaceView
 from probes.models.identity import weights_hash
 from probes.models.lens import LensView, boot
-from probes.models.masks import sees
-from probes.models.view import Edit, View
+from probes.models.view import Edit, View, sees
 
 LENGTH = 12  # longer than the windows
 IDS = drawn_tokens(2, LENGTH, least=3)
@@ -299,7 +298,6 @@ def test_a_bridge_s_hooks_are_measured_with_and_its_folded_weights_refused():
 DROPPED: dict[str, tuple[str, dict[str, Any], str]] = {
     "scale": ("gpt2", {"scale_attn_weights": False}, r"its logits are \d.*% off"),
     "cap": ("gemma3_text", {"attn_logit_softcapping": 2.0}, r"its logits are \d.*% off"),
-    "bias": ("gpt_neox", {"attention_bias": False}, "cannot run this gpt_neox"),
     "hook": ("gpt2", {}, r"its logits are \d.*% off"),
 }
 

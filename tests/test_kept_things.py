@@ -159,7 +159,6 @@ def test_modules_of_a_caller_s_around_those_of_a_model(how):
     agrees(*pair)
     for module in pair[0].modules():
         assert not isinstance(module, Around) or module.calls == 0
-    agrees(nn.DataParallel(pair[0]), pair[1])
 
 
 def test_blocks_that_probes_have_no_place_for_are_refused_by_number():

@@ -24,8 +24,7 @@ from probes.measures.leakage.forms import resampling
 from probes.measures.leakage.forms import split as split_of
 from probes.measures.leakage.samples import halves_of, lag_means_of, sampled
 from probes.models.load import load
-from probes.models.masks import sees
-from probes.models.view import Attention
+from probes.models.view import Attention, sees
 
 REPORTS = Path(__file__).parent.parent / "reports" / "llm" / "leakage"
 LAGS = (1, 2, 3)

@@ -5,7 +5,6 @@ import pytest
 import reference
 import torch
 from measured import LAYER_NORM, drawn_tokens, error, linearized, parts_of, randn
-from torch import Tensor
 
 from probes.models import linear
 from probes.models.huggingface import HuggingFaceView
@@ -21,13 +20,9 @@ ROUNDING = 1e-10
 OWN = {name: 1e-11 if name in LAYER_NORM else 2e-5 for name in families.FAMILIES}
 
 
-def tokens(prompts: int) -> Tensor:
-    return drawn_tokens(prompts, LENGTH)
-
-
 def traced(name: str, prompts: int) -> tuple[HuggingFaceView, Trace]:
     view = HuggingFaceView(families.model(name, dtype=torch.float64))
-    return view, view.trace(view.embed(tokens(prompts)))
+    return view, view.trace(view.embed(drawn_tokens(prompts, LENGTH)))
 
 
 @pytest.mark.parametrize("name", [*families.FAMILIES, "qwen3_moe, weights of all experts"])
@@ -69,7 +64,7 @@ def test_patterns_keep_their_digits_at_logits_of_a_thousand():
     gradients = []
     for dtype in (torch.float32, torch.float64):
         view = HuggingFaceView(model.double() if dtype == torch.float64 else model)
-        block = linearized(view, view.trace(view.embed(tokens(1))), 0)
+        block = linearized(view, view.trace(view.embed(drawn_tokens(1, LENGTH))), 0)
         assert (block.query @ block.key.repeat_interleave(block.groups, 1).mT).max() > 1000
         gradients.append(block.vjp(randn(2, 1, LENGTH, families.WIDTH, seed=1).to(dtype)).double())
     assert error(*gradients) < 5e-5

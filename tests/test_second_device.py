@@ -1,7 +1,6 @@
 """Everything on a second device, which `sim` makes of the CPU: an operand left behind raises, and numbers are the CPU's.
 
-Kernels are chosen by device: there, attention's are written out. Numbers differ by float32's rounding (6e-8), amplified by
-wide weights. Split models are in `test_split`, too.
+Attention's kernels are written out there. Numbers differ by float32's rounding (6e-8), amplified by wide weights.
 """
 
 from __future__ import annotations

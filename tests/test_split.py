@@ -1,8 +1,7 @@
 """Models split by accelerate give what they give whole, bit for bit, and stay as they are.
 
-On the CPU the same kernels run on the same numbers, wherever those waited. Blocks "on disk" are read when they run; "cpu"
-is at once main memory and the device where everything runs. Several devices are simulated (`sim`); tests marked `gpu` have
-real ones.
+Blocks "on disk" are read when they run; "cpu" is at once main memory and the device where everything runs. Several devices
+are simulated (`sim`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The caller's model is what it was, after every probe and every way out of it: an end, an error, an interruption.
-
-A model has hooks and gradients of the caller's own here, parameters that are frozen and one module in training mode; a
-fingerprint holds all of that, and the state of torch that a probe could leave changed.
-"""
+"""The caller's model is what it was, after every probe and every way out of it, with hooks of the caller's own on it."""
 
 from __future__ import annotations
 

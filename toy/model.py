@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from probes.errors import InputError
-from probes.models.masks import sees
+from probes.models.view import sees
 
 from .checks import Settings, refuse
 

@@ -154,13 +154,10 @@ def _gpt2_parts(block: Any) -> Parts:
 
 def _gpt_neox_parts(block: Any) -> Parts:
     attention, mlp = block.attention, block.mlp
-    bias = attention.query_key_value.bias
-    biases = (
-        {} if bias is None else dict(zip("qkv", bias.unflatten(0, (-1, 3, attention.head_size)).unbind(1), strict=True))
-    )
+    biases = attention.query_key_value.bias.unflatten(0, (-1, 3, attention.head_size)).unbind(1)
     linear: dict[str, Any] = {
-        name: Linear(weight.flatten(0, 1), biases[name].flatten() if biases else None)
-        for name, weight in _gpt_neox_fused(block).items()
+        name: Linear(weight.flatten(0, 1), bias.flatten())
+        for (name, weight), bias in zip(_gpt_neox_fused(block).items(), biases, strict=True)
     }
     return Parts(
         **linear,

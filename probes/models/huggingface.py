@@ -103,7 +103,12 @@ class HuggingFaceView(Watched):
 
     def _wrap(self, model: Any) -> None:
         family_of(model.config)
-        refuse_other_attention(model.config)
+        name, known = getattr(model.config, "_attn_implementation", None), AttentionInterface()
+        if name in known and name != ATTENTION and not known[name].__module__.startswith("transformers."):
+            raise InputError(  # views compute softmax attention, whatever the function does
+                f"the model's attention is the registered function '{name}', and probes compute softmax attention; if it is "
+                "that, too, call model.set_attn_implementation('sdpa') first"
+            )
         self._use(shadow(model))
         self._model.set_attn_implementation(ATTENTION)
         for module in self._model.modules():  # blocks of other models have other configurations
@@ -174,11 +179,7 @@ class HuggingFaceView(Watched):
         Many tokenizers name a BOS that they never put there: GPT-2 and Pythia the token between texts, SmolLM2 and Qwen2.5
         a token of their chats. Others put one there without a name for it, or several tokens.
         """
-        return first_ids(self._as_trained())
-
-    def _as_trained(self) -> Any | None:
-        """The tokenizer as it was when the model was trained."""
-        return self.tokenizer
+        return first_ids(self.tokenizer)
 
     def stored(self) -> Stored:
         """All numbers of the model by transformers' names, which its hash is taken over."""
@@ -186,15 +187,13 @@ class HuggingFaceView(Watched):
 
     # -- forward passes
 
-    def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        return self._embedded(tokens)
-
     def _deriving(self, module: nn.Module, given: Tensor) -> AbstractContextManager[None]:
         """Within it, modules that cut a derivative that is asked for are refused."""
         asked = self._unknown and given.requires_grad and torch.is_grad_enabled()
         return differentiable(module) if asked else nullcontext()
 
-    def _embedded(self, tokens: Tensor, **more: Tensor) -> Tensor:
+    def embed(self, tokens: Int[Tensor, "batch position"], **more: Tensor) -> Float[Tensor, "batch position d"]:
+        """As `View`; `more` goes to the decoder."""
         seen: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -265,7 +264,7 @@ class HuggingFaceView(Watched):
 
         def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
             past = Past(keys, values, places.to(self.device), seen)
-            embedded = self._embedded(tokens, position_ids=past.positions)
+            embedded = self.embed(tokens, position_ids=past.positions)
             return self._pass(embedded, self._listening(edits, past=past), position_ids=past.positions)
 
         return run
@@ -399,16 +398,3 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 AttentionInterface.register(ATTENTION, _attention_forward)
 AttentionMaskInterface.register(ATTENTION, _no_mask)  # type: ignore[arg-type]
-
-
-def refuse_other_attention(config: Any) -> None:
-    """Raise InputError where a model's attention is a function that is not transformers' own.
-
-    Views compute softmax attention, whatever the model's own function does: the numbers would be another model's.
-    """
-    name, known = getattr(config, "_attn_implementation", None), AttentionInterface()
-    if name in known and name != ATTENTION and not known[name].__module__.startswith("transformers."):
-        raise InputError(
-            f"the model's attention is the registered function '{name}', and probes compute softmax attention; if it is "
-            "that, too, call model.set_attn_implementation('sdpa') first"
-        )

@@ -23,6 +23,7 @@ from transformer_lens.model_bridge.sources import build_bridge_from_module
 from transformers import AutoTokenizer
 
 from ..errors import InputError, reason
+from .checks import first_ids
 from .families import spec_of
 from .fused import Listening, attend
 from .huggingface import HuggingFaceView
@@ -31,7 +32,6 @@ from .shadow import output_head, shadow
 from .view import Attention, Parts, Spec, never_fired
 
 LEAST, MOST = 8, 64  # tokens of the text on which a bridge is held against its model
-SITES = ("query", "key", "value")
 ORIGINAL = "._original_component"  # under which a bridge keeps the module in whose place it stands
 ROTATION = "_apply_rotary_pos_emb"  # the method by which bridges of fused projections rotate queries and keys
 
@@ -88,14 +88,16 @@ class LensView(HuggingFaceView):
         twin._lens_tokenizer = self._lens_tokenizer
         return twin
 
-    def _as_trained(self) -> Any | None:
+    @property
+    def first_ids(self) -> tuple[int, ...]:
         """TransformerLens makes the tokenizers it reads prepend BOS: that says nothing, their files do."""
-        if not self._lens_tokenizer or self.tokenizer is None:
-            return self.tokenizer
-        try:
-            return AutoTokenizer.from_pretrained(self.tokenizer.name_or_path, local_files_only=True)
-        except Exception:  # no longer there; what put nothing first as far as we know has no BOS
-            return None
+        tokenizer = self.tokenizer
+        if self._lens_tokenizer and tokenizer is not None:
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path, local_files_only=True)
+            except Exception:  # no longer there; what put nothing first as far as we know has no BOS
+                tokenizer = None
+        return first_ids(tokenizer)
 
     @contextmanager
     def _attending(self, heard: Listening, layers: Sequence[int]) -> Iterator[None]:
@@ -168,7 +170,7 @@ class _Heard:
         self.sites.clear()  # not needed any more: the next block's take their place
 
     def attention(self) -> Attention:
-        for site in SITES:
+        for site in ("query", "key", "value"):
             if site not in self.sites:
                 raise never_fired(self.spec.family, site, self.layer)
         how = {"softcap": "attn_logit_softcapping", "sink": "sinks", "scale": "scaling"}

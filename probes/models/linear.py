@@ -30,8 +30,7 @@ from torch import Tensor
 from ..run.memory import share_of
 from ..run.precision import wide
 from .feedforward import affine, feed_forward, stacked
-from .masks import sees, softmax
-from .view import Linear, Norm, Parts
+from .view import Linear, Norm, Parts, sees
 
 # Queries per band: bounds memory at B H band K T numbers, and skips what lies above the diagonal for T much above it.
 QUERY_BAND = 64
@@ -95,6 +94,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor
     torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, far, value=-sign)
     out[..., width:] = x[..., width:]
     return out
+
+
+def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
+    """Weights; those of learned sink logits, which broadcast to the rows and read nothing, are left out."""
+    if sink is None:
+        return logits.softmax(-1)
+    learned = sink.to(logits).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, learned], -1).softmax(-1)[..., :-1]
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:

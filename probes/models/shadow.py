@@ -76,8 +76,6 @@ def unwrapped(model: Any) -> Any:
     """
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # compiled code is ignored: a view runs modules
         return unwrapped(model._orig_mod)
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return unwrapped(model.module)
     if not (type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model")):
         return model
     adapted: Any = model

@@ -19,7 +19,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .initialization import CONFIG, Rule
-from .masks import sees
 
 PositionalEncoding = Literal["rope", "learned", "none"]
 
@@ -153,6 +152,17 @@ class Parts:
     routing: Routing | None = None  # None: one feed-forward for all positions
     up_activation: Callable[[Tensor], Tensor] | None = None  # `down(act(gate(x)) * up_act(up(x)))`; None: the identity
     sink: Float[Tensor, " H"] | None = None  # as in `Attention`
+
+
+def sees(query: Tensor, key: Tensor, window: int | None, prefix: int | None = None) -> Tensor:
+    """Boolean, broadcast: whether queries at these positions may look at keys at those.
+
+    Every query sees the first `prefix` keys, those after it among them; else keys up to itself, the last `window` of them.
+    """
+    seen = key <= query
+    if window is not None:
+        seen = seen & (key > query - window)
+    return seen if prefix is None else seen | (key < prefix)
 
 
 # (logits [B, H, query, key], log Z [B, H, query, 1], positions of queries and keys, which broadcast to the logits)

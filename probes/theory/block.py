@@ -19,9 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..models.feedforward import value_and_slope
-from ..models.linear import LinearizedBlock, Normalized
-from ..models.masks import contentless_patterns, sees, softmax
-from ..models.view import Birth
+from ..models.linear import LinearizedBlock, Normalized, softmax
+from ..models.view import Birth, sees
 from ..run.memory import shares
 from ..run.precision import double, precise
 from .score_path import ScorePath
@@ -166,6 +165,27 @@ class MeasuredBlock:
             unseen = ~sees(place[rows, None], place[None, :], parts.window)
             pattern[rows] = softmax(logits.masked_fill_(unseen, -math.inf), sink)
         return pattern, slope
+
+
+def contentless_patterns(
+    length: int,
+    window: int | None,
+    slopes: Float[Tensor, " H"] | None,
+    sink: Float[Tensor, " H"] | None = None,
+    device: torch.device | str = "cpu",
+) -> Float[Tensor, "H query key"]:
+    """Patterns of logits without content: uniform over what the mask shows, one for all; under ALiBi each head's decay.
+
+    With learned sink logits, each head's own, or one for all: the visible keys share what these leave.
+    """
+    at = torch.arange(length, device=device)
+    queries, keys = at[:, None], at[None, :]
+    rates = torch.zeros(1, dtype=torch.float64, device=device) if slopes is None else slopes.to(device)
+    logits = -rates[:, None, None] * (queries - keys)
+    logits = logits.masked_fill(~sees(queries, keys, window), float("-inf"))
+    if sink is not None:
+        logits, sink = logits.expand(len(sink), -1, -1), sink[:, None, None]
+    return softmax(logits, sink)
 
 
 class BornBlock:
