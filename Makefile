@@ -4,7 +4,7 @@
 # make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
 #               python -m http.server -d site)
 # make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
-# make size     lines, statements, tracked files, import times (SIZE="--of CHECKOUT" of another checkout)
+# make size     lines, statements, import times (SIZE="--of CHECKOUT" of another checkout)
 # make smollm2  the model smollm2-135m, a file of 93 MB: SmolLM2-135M-Instruct, 4-bit (GGUF), licence Apache-2.0
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
 #               per probe (what takes longer is committed as it was measured: the real models by `make llm`,

@@ -16,7 +16,6 @@ from probes.options import Prompts
 from probes.report.measuring import Source, Study, measure, studies
 from probes.results.dataset import load, save
 from probes.run.files import file_name
-from toy.match_result import judged
 
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 LENGTH, PROMPTS = 24, 4
@@ -71,7 +70,7 @@ def whole(models: Path, root: Path) -> Path:
     save(load(REPORTS / "theory" / "map.nc"), root / "theory" / "map.nc")
     match = load(REPORTS / "match" / "match-tiny-llama.nc").assign_attrs(model="ape")
     del match.attrs["weights"]
-    save(judged(match), root / "match" / "match.nc")
+    save(match, root / "match" / "match.nc")
     return root
 
 

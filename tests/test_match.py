@@ -26,12 +26,14 @@ from probes.models.load import load
 from probes.models.strength import frequencies, strength
 from probes.options import Prompts
 from probes.results.dataset import load as load_result
+from probes.results.tables import interval
 from toy import match as layout
 from toy.match import MEASURE, Options, match
 from toy.match_result import (
     MATCHED,
+    agreements,
     clean,
-    judged,
+    errors,
     others_of,
     points_of,
     profiles,
@@ -143,15 +145,14 @@ def test_agreement_and_shape_of_toys_are_those_of_elasticities_in_the_result(don
     ds = done[1]["ape"]
     own = ds.model_elasticity.sel(state="pretrained").values[:1].astype(float)
     toys = ds.toy_elasticity.sel(variant="matched", training="retrieval").values.astype(float)[..., :9]
-    where = {"curve": "sensitivity", "state": "pretrained", "other": "retrieval toy"}
-    assert math.isnan(float(ds.agreement_error.sel(where)))  # after four steps
-    ds = judged(knowing(ds))
-    for field, value in agreement(own, toys)._asdict().items():
-        assert float(ds[f"agreement_{field}"].sel(where)) == pytest.approx(value)
-    for whose, of, runs in (("model", own, False), ("toy", toys, True)):
-        at = {"state": "pretrained"} if whose == "model" else {"variant": "matched", "training": "retrieval"}
-        for end, value in zip(("", "_low", "_high"), shape(of, runs=runs).recency[:3], strict=True):
-            assert float(ds[f"{whose}_recency{end}"].sel(at)) == pytest.approx(value)
+    assert "retrieval toy" not in agreements(ds, "pretrained")  # after four steps
+    ds = knowing(ds)
+    held = agreements(ds, "pretrained")["retrieval toy"]
+    assert held == pytest.approx(agreement(own, toys))
+    (row,) = (row for row in tables({"": ds})[2].rows if row[0] == "recency" and row[2] == "retrieval")
+    assert row[3:5] == [interval(*shape(x, runs=x is toys).recency[:3]) for x in (own, toys)]
+    error = errors(ds).sel(state="pretrained", other="retrieval toy")
+    assert error.values.tolist() == [held.error, held.error_low, held.error_high]
 
 
 def test_documents_are_what_intervals_leave_out(done):
@@ -164,16 +165,15 @@ def test_documents_are_what_intervals_leave_out(done):
     for rows in ([0, 2], [1, 3]):
         ratio = [np.log((curve[rows] ** 2).mean(0)) / 2 for curve in (own, kernel)]
         logs.append(math.log(np.std(ratio[0] - ratio[1])))
-    where = {"curve": "sensitivity", "state": "pretrained", "other": "second-moment kernel"}
-    found = [float(judged(ds)[f"agreement_error{end}"].sel(where)) for end in ("", "_high")]
-    assert math.log(found[1] / found[0]) == pytest.approx(12.706 * abs(logs[0] - logs[1]) / 2, rel=1e-4)
+    held = agreements(ds, "pretrained")["second-moment kernel"]
+    assert math.log(held.error_high / held.error) == pytest.approx(12.706 * abs(logs[0] - logs[1]) / 2, rel=1e-4)
 
 
 def test_fresh_weights_are_held_against_fresh_toys_and_what_is_not_there_is_left_out(done):
     ds = done[1]["ape"]
     assert "retrieval toy" not in others_of(ds, "init")
     assert {"retrieval toy", "toy init", "model at init", "no residual, toy init"} <= set(others_of(ds, "pretrained"))
-    assert samples(ds, "sensitivity", ("no residual", "retrieval"), "init") is None
+    assert samples(ds, ("no residual", "retrieval"), "init") is None
     some = np.arange(1.0, 25).reshape(2, 3, 4)  # beside longer and more
     np.testing.assert_array_equal(clean(np.pad(some, ((0, 1), (0, 2), (0, 3)), constant_values=np.nan)), some)
 
@@ -192,7 +192,7 @@ def test_tables_sentences_and_curves_are_made_from_results_alone(done):
     assert ingredients.columns[4:] == ("matched toy", "no residual", "no causal mask", "no positions", "no window")
     assert {row[-1] for row in ingredients.rows if row[1] == "ape"} == {"-"}  # which has no window
     assert sum("have not learnt retrieval" in line for line in sentences(done[1])) == 2
-    ds = judged(knowing(done[1]["ape"]))
+    ds = knowing(done[1]["ape"])
     assert toys_learnt(ds, "matched", "retrieval") == "trained"  # and are compared
     rows = tables({"ape": ds})[0].rows
     assert [row[3] == "-" for row in rows if row[2] == "retrieval toy"] == [False]
@@ -205,7 +205,7 @@ def test_tables_sentences_and_curves_are_made_from_results_alone(done):
 def test_committed_results_make_rows_of_their_committed_table():
     written = (COMMITTED / "match.md").read_text(encoding="utf-8")
     files = sorted(COMMITTED.glob("match-*.nc.xz"))
-    results = {file.name.removeprefix("match-").removesuffix(".nc.xz"): judged(load_result(file)) for file in files}
+    results = {file.name.removeprefix("match-").removesuffix(".nc.xz"): load_result(file) for file in files}
     agreeing = tables(results)[0]
     rows = ["| " + " | ".join(row[:6]) + " |" for row in agreeing.rows]  # attention had columns of its own
     assert len(rows) > 30

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from probes.data.documents import Document
 from probes.errors import InputError
 from toy.corpus import Windows, hold_out, pack, train_tokenizer
-from toy.pretrain import bigram_loss, position0_weights, pretrain, run, validation_loss
+from toy.pretrain import bigram_loss, pretrain, run, validation_loss
 from toy.recipes import Options
 
 VOCABULARY = 300
@@ -96,8 +96,7 @@ def test_another_device_trains_the_same(tmp_path, trained):
         interrupted(tmp_path, device=str(ONE))
         found = train(tmp_path, save_every=10, device=str(ONE))
     assert found["device"] == str(ONE)
-    for name in ("validation_loss", "position0_weight"):
-        np.testing.assert_allclose(found[name], trained.report[name], atol=1e-3)
+    assert found["validation_loss"] == pytest.approx(trained.report["validation_loss"], abs=1e-3)
 
 
 def test_continuing_with_other_settings_is_refused_by_name(tmp_path):
@@ -161,26 +160,12 @@ def test_saved_folder_loads_with_transformers_and_repeats_its_validation_loss(tr
     windows = Windows(pack(tokenizer, text_documents()[-6:]), length=32, seed=0, bos=0)
     assert len(windows.stream) == trained.report["heldout_tokens"]
     assert validation_loss(model, windows, batch=5) == pytest.approx(trained.report["validation_loss"], abs=1e-4)
-    measured = position0_weights(model, windows.at(windows.side_by_side()[:64])[0])
-    np.testing.assert_allclose(measured, trained.report["position0_weight"], atol=1e-4)  # stored with four digits
-    assert model.config._attn_implementation == "sdpa"  # set back
 
 
 def test_tokenizer_without_bos_adds_none_and_eos_ends_documents():
     tokenizer = train_tokenizer(text_documents(), vocabulary=VOCABULARY, bos=False)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, 1)
     assert tokenizer.decode(pack(tokenizer, [Document("a", "time"), Document("b", "sea")])) == "time<|eos|>sea<|eos|>"
-
-
-def test_position0_weight_is_uniform_attention_s_where_attention_is_uniform():
-    for window in (None, 5):
-        config = small_config("mistral", sliding_window=window)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        for layer in model.model.layers:
-            torch.nn.init.zeros_(layer.self_attn.q_proj.weight)  # every logit is 0
-        measured = position0_weights(model, torch.randint(0, VOCABULARY, (3, 16)))
-        seeing = range(1, window or 16)  # query t sees t + 1 positions
-        np.testing.assert_allclose(measured, np.mean([1 / (t + 1) for t in seeing]), rtol=1e-5)  # float32 softmax
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path):

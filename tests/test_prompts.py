@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import families
+import made_toys as toys
 import numpy as np
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_bundled_text():
     tokens = prompts(WITH_BOS, length=64)
     assert tokens.shape == (16, 64)
     assert torch.equal(tokens, prompts(WITH_BOS, length=64))
-    ours = replace(WITH_BOS, identity=replace(WITH_BOS.identity, name="tiny-llama"))
+    ours = bigram(bos=True, name="tiny-llama")
     for model, name in ((WITH_BOS, "prose"), (ours, "code")):
         drawn = draw(model, n=16, length=64)
         assert drawn.attributes["text_source"] == f"bundled {name}"
@@ -97,8 +97,8 @@ def test_bundled_text():
     [
         (dict(n=0), "n=0 prompts is too few"),
         (dict(length=1), "length=1 is too short"),
-        (dict(length=65), "length=65, but bigram was made for 64; ask for fewer, or go beyond"),
-        (dict(first=len(WITH_BOS.embedding)), "is outside the vocabulary of bigram; ids run from 0 to"),
+        (dict(length=65), "length=65, but bigram was made for 64; ask for fewer"),
+        (dict(first=WITH_BOS.spec.vocabulary), "is outside the vocabulary of bigram; ids run from 0 to"),
         (dict(first=True), "first=True is no token id"),
         (dict(dataset="owner/name"), "are given; give one of them"),
     ],
@@ -111,8 +111,8 @@ def test_bad_options_are_refused(text, options, message):
 def test_models_that_cannot_read_text_are_refused(text):
     with pytest.raises(InputError, match="of bigram puts no BOS first; use --first none"):
         prompts(WITHOUT_BOS, text=text, first="bos")
-    with pytest.raises(InputError, match=r"bigram has no tokenizer; pass token ids \[prompt, position\] directly"):
-        prompts(replace(WITH_BOS, tokenizer=None), text=text)
+    with pytest.raises(InputError, match=r"toy has no tokenizer; pass token ids \[prompt, position\] directly"):
+        prompts(toys.made(), text=text)
     with pytest.raises(InputError, match=r"the tokenizer gives id \d+, but bigram has 50 embeddings"):
         prompts(bigram(bos=True, vocabulary=50), text=text, length=20)
 

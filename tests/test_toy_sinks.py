@@ -49,7 +49,7 @@ def test_metric_of_vectors_is_that_of_the_probe(mask, residual, monkeypatch):
     a, weights = a_model(mask, residual)
     inputs = torch.randn(7, LENGTH, 16, generator=torch.Generator().manual_seed(2))
     over, alpha = metrics(*passed(a, weights), inputs, 0.2)
-    toy = Toy(a, weights, table=inputs.flatten(0, 1))
+    toy = Toy(replace(a, vocabulary=7 * LENGTH), weights | {"embedding": inputs.flatten(0, 1)})
     probe = probes.sinks(toy, torch.arange(7 * LENGTH).view(7, LENGTH), keys="all")
     np.testing.assert_allclose(over, probe["over_tau"].sel(head=0), atol=1e-6)
     np.testing.assert_allclose(alpha, probe["alpha"].sel(head=0), atol=1e-6)  # float32

@@ -72,7 +72,7 @@ MANY: list[Run] = [
     *(copying(seed=2, architecture=replace(SMALL, positional=kind)) for kind in ("rope", "learned")),
     Run(replace(WIDE, residual=True), PAIRS, 0, 1e-3, weight_decay=0.1, schedule="cosine"),
     Run(replace(WIDE, positional="decay", decay=0.2), PAIRS, 1, 1e-3),
-    *(Run(replace(WIDE, blocks=1), PAIRS, 0, rate) for rate in (1e-3, 3e-3)),  # both read one stream
+    *(Run(replace(WIDE, blocks=1), PAIRS, 0, rate) for rate in (1e-3, 3e-3)),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import made_toys as toys
 import pytest
@@ -17,7 +16,7 @@ from probes.measures.attention import run_watched
 from probes.models.identity import weights_hash
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
-from toy.model import Architecture, initial
+from toy.model import initial
 from toy.tasks import Copying
 from toy.train import Run, train
 from toy.train import logits as predicted
@@ -175,24 +174,6 @@ def test_a_trained_toy_of_tokens_predicts_as_trained():
     close(logits(toy, TOKENS)[:, -1], predicted([one], TOKENS)[0], 1e-5)
 
 
-def test_toys_of_vectors_take_them_or_ids_of_a_table():
-    a = Architecture(blocks=2, width=8, length=9, vocabulary=None, outputs=3, output_projection=False, head="mlp")
-    weights, table = initial(a, 3), torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
-    toy, ids = Toy(a, weights, table=table), torch.tensor([[4, 6, 1, 8, 4, 6, 1, 8, 1]])
-    assert toy.spec.vocabulary == 9
-    assert torch.equal(toy.embed(ids), table[ids])
-    assert torch.equal(toy.placed(table[ids]), table[ids])
-    found = logits(toy, ids)
-    assert bool((found[..., :6] == -math.inf).all())  # the head's classes are the last ids
-    close(found[0, -1, 6:], reference_toys.toy_pass(a, weights, table[ids[0]])[1], 1e-5)
-    # What ids stand for enters the hash, and stays with fresh weights.
-    assert toy.identity.weights != Toy(a, weights).identity.weights
-    assert torch.equal(toy.reinitialized(0).embed(ids), toy.embed(ids))
-    learned = replace(a, positional="learned")  # positions have vectors of their own
-    placed = Toy(learned, initial(learned, 0), table=torch.zeros(9, 8))
-    assert torch.equal(placed.embed(ids[:, :4])[0], initial(learned, 0)["positions"][:4])
-
-
 VECTORS, OWN = architecture(vocabulary=None), initial(architecture(), 0)
 LONG = torch.zeros(1, LENGTH + 1, dtype=torch.long)
 
@@ -204,7 +185,7 @@ LONG = torch.zeros(1, LENGTH + 1, dtype=torch.long)
         (lambda: Toy(architecture(positional="learned"), OWN), "weight 'positions' has shape None, its architecture"),
         (lambda: Toy(architecture(attention="relu"), OWN), "probes read attention 'softmax', and the toy's is 'relu'"),
         (lambda: Toy(architecture(), OWN, bos=9), "bos=9 is no token id; ids run from 0 to 8"),
-        (lambda: Toy(VECTORS, initial(VECTORS, 0)).embed(TOKENS), "no token ids; give it table=, or vectors to `placed`"),
+        (lambda: Toy(VECTORS, initial(VECTORS, 0)), "probes read token ids, and the toy's vocabulary is None"),
         (lambda: made().embed(LONG), "prompts have 13 positions, 'toy' was made for 12; give from 1 to 12"),
     ],
 )  # fmt: skip

@@ -2,8 +2,8 @@
 
     python tools/size.py [--of CHECKOUT] [--no-times]
 
-Prints lines and statements by package and part, files over 450 lines, sizes of what git tracks, and import times. Which way
-imports point is held by `tests/test_layers.py`.
+Prints lines and statements by package and part, files over 450 lines, and import times. Which way imports point is held by
+`tests/test_layers.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 PACKAGES = ("probes", "toy", "benchmarks", "tools", "tests")
 TEXT = (".toml", ".j2", ".html", ".js", ".css")  # counted in lines beside Python
 LONG = 450  # lines
-MIB = 1 << 20
 RUNS = 5  # of each command whose time is taken; the best one counts
 TIMED = {"import probes": ["-c", "import probes"], "headwater --help": ["-m", "probes", "--help"]}
 
@@ -34,16 +33,6 @@ def sizes(root: Path) -> dict[str, tuple[int, int]]:
             tree = ast.walk(ast.parse(text)) if file.suffix == ".py" else ()
             counted[str(name)] = (len(text.splitlines()), sum(isinstance(node, ast.stmt) for node in tree))
     return counted
-
-
-def tracked(root: Path) -> dict[str, int]:
-    """Bytes of the files that git tracks, by the folder at the top; nothing outside a checkout."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False).stdout
-    totals: dict[str, int] = defaultdict(int)
-    for name in filter(None, listed.split("\0")):
-        if (root / name).is_file():
-            totals[name.partition("/")[0] if "/" in name else "."] += (root / name).stat().st_size
-    return dict(totals)
 
 
 def milliseconds(root: Path, words: list[str]) -> float:
@@ -68,10 +57,12 @@ def report(root: Path) -> list[str]:
     lines = [f"{'':24}{'lines':>8}{'statements':>12}"]
     lines += [f"{part:24}{parts[part][0]:8,}{parts[part][1]:12,}" for part in order]
     long = {name: size[0] for name, size in files.items() if size[0] > LONG}
-    lines += ["", f"{len(long)} files over {LONG} lines", *(f"  {size:5,}  {name}" for name, size in long.items())]
-    of_folders = sorted(tracked(root).items(), key=lambda entry: -entry[1])
-    lines += ["", f"{sum(size for _, size in of_folders) / MIB:.2f} MiB in files that git tracks"]
-    return [*lines, *(f"  {size / MIB:6.2f}  {name}" for name, size in of_folders)]
+    return [
+        *lines,
+        "",
+        f"{len(long)} files over {LONG} lines",
+        *(f"  {size:5,}  {name}" for name, size in long.items()),
+    ]
 
 
 def main() -> None:

@@ -11,8 +11,7 @@ One result per model. Its dimensions:
 
 Curves are kept sample by sample, `model_...` [state, seed, prompt, position] and `toy_...` [variant, training, toy_seed,
 toy_prompt, point] (over the positions asked for the geometric mean). `theory_kernel` is the second-moment kernel with
-measured patterns and score path, `theory_cesaro` N^L, fitted. `judged` adds agreements and shapes. NaN is where there is
-nothing.
+measured patterns and score path, `theory_cesaro` N^L, fitted. NaN is where there is nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ from torch import Tensor
 
 from probes import options
 from probes.measure import Headline, Measure, Unit
-from probes.measures.agreement import portrait
+from probes.measures.agreement import EXACT_WIDTH
+from probes.measures.jacobian import jacobian
 from probes.models.initialization import CONFIG, Rule
 from probes.models.strength import frequencies, strength
 from probes.models.view import View
-from probes.results.curves import rms_profile, with_interval
+from probes.results.curves import rms_profile
 from probes.results.dataset import attributes, provenance
 from probes.results.profiles import typical
 from probes.results.ushape import SHORTEST
@@ -41,7 +41,7 @@ from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment
 
 from .checks import at_least
-from .match_result import CAPTION, CURVES, STATES, TRAININGS, chart, judged, sentences, tables
+from .match_result import CAPTION, STATES, TRAININGS, chart, errors, sentences, tables
 from .matching import QUICK, Matching, Member, Plan, Settings, Training
 
 PRODUCTS = 16  # of a sketch, per prompt: over 8 prompts within 2 %
@@ -57,7 +57,7 @@ Toys: TypeAlias = Mapping[tuple[str, Training], Sequence[Member]]
 
 @dataclass(frozen=True)
 class Options(options.Options):
-    """Train toys of a model's architecture and compare both by their profiles and by their attention to each position.
+    """Train toys of a model's architecture and compare both by their profiles.
 
     Writes match.nc, match.md and the chart, and prints how far the model's profile agrees with those of the toys and of
     theory. The tables say which ingredient (residual stream, mask, positional encoding, window) makes which feature of it.
@@ -141,7 +141,7 @@ def match(
         "toy_blocks": {training: members[0].view.spec.blocks for (_, training), members in toys.items()},
     }
     found.attrs = provenance(model, tokens, **given) | attributes(attrs)
-    return judged(found)
+    return found
 
 
 def planned(model: View, tokens: Tensor, maker: Matching, *, seed: int = 0, initialization: Rule = CONFIG) -> Plan:
@@ -154,12 +154,20 @@ def planned(model: View, tokens: Tensor, maker: Matching, *, seed: int = 0, init
     return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm="rms" if own is None else own.kind, **matching)
 
 
+def profile(view: View, tokens: Tensor, seed: int) -> xr.Dataset:
+    """`sensitivity` and `elasticity` [prompt, position] of a view: exact where it is narrow, else of a sketch."""
+    how: dict[str, Any] = {"method": "exact"}
+    if view.spec.width > EXACT_WIDTH:
+        how = {"method": "sketch", "products": PRODUCTS}
+    return jacobian(view, tokens, seed=seed, **how)[["sensitivity", "elasticity"]]
+
+
 def of_model(model: View, tokens: Tensor, fresh: Sequence[View], steps: Tally, seed: int) -> xr.Dataset:
     """Variables of a model in its states, and of theory."""
     apart = all(model.parts(layer) is not None for layer in range(model.spec.blocks))
 
     def measured(view: View) -> xr.Dataset:
-        ds = portrait(view, tokens, products=PRODUCTS, seed=seed)
+        ds = profile(view, tokens, seed)
         if apart:
             kernel = second_moment(view, tokens, attention="measured", score_path=True)
             ds["kernel"] = ("prompt", "position"), kernel["sensitivity"].values
@@ -169,8 +177,7 @@ def of_model(model: View, tokens: Tensor, fresh: Sequence[View], steps: Tally, s
     states = [[measured(view) for view in views] for views in (fresh, [model])]
     seeds = [xr.concat(some, xr.IndexVariable("seed", range(len(some)))) for some in states]
     every = xr.concat(seeds, xr.IndexVariable("state", list(STATES)), join="outer")
-    ds = _named(every[["sensitivity", "elasticity", "alpha"]].astype(np.float32), "model")
-    ds["model_uniform"] = every["uniform"].isel(state=0, seed=0, drop=True)
+    ds = _named(every[["sensitivity", "elasticity"]].astype(np.float32), "model")
     if apart:
         said = "second-moment kernel, measured patterns, score path"
         ds["theory_kernel"] = every["kernel"].astype(np.float32).assign_attrs(long_name=said, units="1")
@@ -202,24 +209,16 @@ def of_toys(toys: Toys, tokens: Tensor, steps: Tally, seed: int) -> xr.Dataset:
 
 
 def of_runs(members: Sequence[Member], tokens: Tensor, steps: Tally, seed: int) -> xr.Dataset:
-    """Curves of toys of one variant and training by seed, and how well each toy does its task."""
-    portraits = []
+    """Profiles of toys of one variant and training by seed, and how well each toy does its task."""
+    curves = []
     for one in members:
         read = tokens[:, : one.view.spec.max_length] if one.prompts is None else one.prompts[:TOY_PROMPTS]
-        portraits.append(portrait(one.view, read, seed=seed))
+        curves.append(profile(one.view, read, seed)["elasticity"])
         steps(0.1)
     of = np.array([one.seed for one in members])
-    runs = [np.flatnonzero(of == n) for n in np.unique(of)]
-    elasticity, alpha = (np.stack([ds[name].values for ds in portraits]) for name in ("elasticity", "alpha"))
-    curves = {
-        "elasticity": [np.stack([typical(values) for values in elasticity[run].swapaxes(0, 1)]) for run in runs],
-        "alpha": [alpha[run].mean(0) for run in runs],
-    }
-    dims, first = ("toy_seed", "toy_prompt", "point"), portraits[0]
-    ds = xr.Dataset(
-        {name: (dims, np.stack(values).astype(np.float32), first[name].attrs) for name, values in curves.items()}
-    )
-    ds["uniform"] = ("point",), first["uniform"].values, first["uniform"].attrs
+    every = [np.stack(curves)[of == n].swapaxes(0, 1) for n in np.unique(of)]  # [prompt, position asked for, point]
+    typically = np.stack([[typical(values) for values in run] for run in every]).astype(np.float32)
+    ds = xr.Dataset({"elasticity": (("toy_seed", "toy_prompt", "point"), typically, curves[0].attrs)})
     for name, (said, units) in LEARNT.items():
         values = [getattr(one, name) for one in members]
         ds[name] = ("member",), np.array(values, dtype=np.float64), {"long_name": said, "units": units}
@@ -227,11 +226,6 @@ def of_runs(members: Sequence[Member], tokens: Tensor, steps: Tally, seed: int) 
 
 
 # -- the measure
-
-
-def _agreement(ds: xr.Dataset) -> xr.DataArray:
-    """RMS log errors of the profile [state, other, estimate]."""
-    return with_interval(ds, "agreement_error").sel(curve=CURVES[0], drop=True)
 
 
 def _units(values: Mapping[str, Any]) -> list[Unit]:
@@ -245,7 +239,7 @@ MEASURE = Measure(
     question="What of a model's sense of position do toys of its architecture share?",
     compute=match,
     options=Options,
-    headlines=(Headline("RMS log error of the profile", _agreement, ratio=True, form=".2f"),),
+    headlines=(Headline("RMS log error of the profile", errors, ratio=True, form=".2f"),),
     answer=sentences,
     tables=tables,
     chart=chart,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -15,26 +14,16 @@ from matplotlib.figure import Figure
 
 from probes.charts import FRESH, GREEN, ORANGE, THEORY, TRAINED, Series, curves, position_axis, sheet
 from probes.measures.agreement import Agreement, Samples, agreement, averaged, fractions, shape, taken_at
-from probes.results.curves import estimate
+from probes.results.curves import ESTIMATE
 from probes.results.gate import TRAINED as LEARNT
 from probes.results.gate import Learnt, learnt
 from probes.results.tables import Table, interval, number
 
 from .matching import MATCHED
 
-CURVES = ("sensitivity", "alpha")
 STATES = {"init": "at initialization", "pretrained": "after training"}
 TRAININGS = ("init", "retrieval")
-ENDS = ("", "_low", "_high")
-FIELDS = {
-    "spearman": "rank correlation of a curve of the model and another's, by position fraction",
-    "error": "RMS log error of the two, free scale, where both are above zero",
-    "apart": "share of points where one of the two is zero and the other is not",
-}
-FEATURES = {
-    "primacy": "first 5 % of positions against the middle half's median",
-    "recency": "last position against the middle half's median",
-}
+FEATURES = ("primacy", "recency")  # the first 5 % of positions, and the last one, against the middle half's median
 
 
 def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
@@ -43,7 +32,7 @@ def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
     Fresh weights against fresh toys; trained ones against fresh weights, fresh toys and trained ones.
     """
     kernel = {"second-moment kernel": ("theory", "kernel")} if "theory_kernel" in ds else {}
-    others = kernel | {"N^L, best alpha": ("theory", "cesaro"), "uniform attention": ("theory", "uniform")}
+    others = kernel | {"N^L, best alpha": ("theory", "cesaro")}
     if state == "pretrained":
         others["model at init"] = ("model", "init")
     for variant in map(str, ds["variant"].values):
@@ -54,25 +43,23 @@ def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:
     return others
 
 
-def samples(ds: xr.Dataset, curve: str, of: tuple[str, str], state: str, *, raw: bool = False) -> Samples | None:
-    """A curve as [seed, prompt, position], seeds that were not run left out; None where the result has none.
+def samples(ds: xr.Dataset, of: tuple[str, str], state: str, *, raw: bool = False) -> Samples | None:
+    """A profile as [seed, prompt, position], seeds that were not run left out; None where the result has none.
 
-    `of` as in `others_of`; `state` is the model's, which theories belong to. "sensitivity" is the elasticity; of a model
-    `raw` gives what theories predict.
+    `of` as in `others_of`; `state` is the model's, which theories belong to. It is the elasticity; of a model `raw` gives
+    the sensitivity, which theories predict.
     """
     kind, which = of
-    if curve == "sensitivity" and not raw:
-        curve = "elasticity"
     if kind == "theory":
-        name = {"kernel": "theory_kernel", "cesaro": "theory_cesaro", "uniform": "model_uniform"}[which]
-        if name not in ds or (which == "uniform") != (curve == "alpha"):
+        if f"theory_{which}" not in ds:
             return None
-        values = (ds[name].sel(state=state) if "state" in ds[name].dims else ds[name]).values
+        values = ds[f"theory_{which}"]
+        values = (values.sel(state=state) if "state" in values.dims else values).values
         values = values.reshape((1,) * (3 - values.ndim) + values.shape)
     elif kind == "model":
-        values = ds[f"model_{curve}"].sel(state=which).values
+        values = ds["model_sensitivity" if raw else "model_elasticity"].sel(state=which).values
     else:
-        values = ds[f"toy_{curve}"].sel(variant=kind, training=which).values
+        values = ds["toy_elasticity"].sel(variant=kind, training=which).values
     return clean(values)
 
 
@@ -83,65 +70,40 @@ def clean(values: np.ndarray) -> np.ndarray | None:
     return there if there.size and not np.isnan(there).any() else None
 
 
-def judged(ds: xr.Dataset) -> xr.Dataset:
-    """The result with agreements and shapes added; what was added before is replaced.
+def agreements(ds: xr.Dataset, state: str) -> dict[str, Agreement]:
+    """How a model's profile in a state agrees with `others_of`, by name.
 
     A model and toys are compared by elasticities, geometric means over prompts; a model and theory by sensitivities, root
-    mean squares over prompts. Toys that have not learnt their task have neither agreement nor shape.
+    mean squares over prompts. Toys that have not learnt their task are left out.
     """
-    ds = ds.sel(training=list(TRAININGS))
-    documents = list(map(str, ds["document"].values)) if "document" in ds.coords else None
-    states = list(map(str, ds["state"].values))
-    names = list(dict.fromkeys(name for state in states for name in others_of(ds, state)))
-    nothing = np.full((len(CURVES), len(states), len(names)), np.nan)
-    fields = {field: nothing.copy() for field in Agreement._fields}
-    for (c, curve), (s, state) in product(enumerate(CURVES), enumerate(states)):
-        for name, of in others_of(ds, state).items():
-            squares = of[0] == "theory" and curve == "sensitivity"
-            own = samples(ds, curve, ("model", state), state, raw=squares)
-            other = samples(ds, curve, of, state)
-            if own is None or other is None or toys_learnt(ds, *of) != "trained":
-                continue
-            same = of == ("theory", "kernel") or of[0] == "model"
-            held = agreement(own, other, paired=same, squares=squares, documents=documents)
-            for field, value in held._asdict().items():
-                fields[field][c, s, names.index(name)] = value
-    dims = ("curve", "state", "other")
-    variables: dict[str, Any] = {f"agreement_{name}": (dims, values, _said(name)) for name, values in fields.items()}
-    variables |= _shapes(ds, documents)
-    ds = ds.drop_vars([name for name in (*variables, "curve", "other") if name in ds])
-    return ds.assign(variables).assign_coords(curve=list(CURVES), other=names)
+    held = {}
+    for name, of in others_of(ds, state).items():
+        squares = of[0] == "theory"
+        own, other = samples(ds, ("model", state), state, raw=squares), samples(ds, of, state)
+        if own is not None and other is not None and toys_learnt(ds, *of) == "trained":
+            paired = of == ("theory", "kernel") or of[0] == "model"
+            held[name] = agreement(own, other, paired=paired, squares=squares, documents=documents_of(ds))
+    return held
 
 
-def _said(name: str) -> dict[str, str]:
-    bare, _, end = name.partition("_")
-    return {"long_name": (FIELDS | FEATURES)[bare] + (f", {end} end of the 95 % interval" if end else ""), "units": "1"}
+def documents_of(ds: xr.Dataset) -> list[str] | None:
+    """What each prompt is a window of, if the result says so."""
+    return list(map(str, ds["document"].values)) if "document" in ds.coords else None
 
 
-def _shapes(ds: xr.Dataset, documents: Sequence[str] | None) -> dict[str, Any]:
-    """Primacy and recency of the model in every state, over documents, and of toys, over runs."""
-    variables: dict[str, Any] = {}
-    variants, states = (list(map(str, ds[name].values)) for name in ("variant", "state"))
-    places_of = {
-        "model": (("state",), [("model", state) for state in states], documents),
-        "toy": (("variant", "training"), list(product(variants, TRAININGS)), None),
-    }
-    for whose, (dims, places, over) in places_of.items():
-        values = np.full((len(places), len(FEATURES), len(ENDS)), np.nan)
-        for n, of in enumerate(places):
-            own = samples(ds, "sensitivity", of, "")
-            if own is not None and toys_learnt(ds, *of) == "trained":
-                shown = shape(own, runs=whose == "toy", documents=over)
-                values[n] = [getattr(shown, feature)[:3] for feature in FEATURES]
-        columns = values.reshape([*(ds.sizes[dim] for dim in dims), -1])
-        for n, (feature, end) in enumerate(product(FEATURES, ENDS)):
-            variables[f"{whose}_{feature}{end}"] = (dims, columns[..., n], _said(f"{feature}{end}"))
-    return variables
+def errors(ds: xr.Dataset) -> xr.DataArray:
+    """RMS log errors of the profile [state, other, estimate]; NaN where nothing is compared."""
+    coords = {"state": list(STATES), "other": list(others_of(ds, "pretrained")), "estimate": list(ESTIMATE)}
+    found = xr.DataArray(np.nan, coords, tuple(coords))
+    for state in STATES:
+        for other, held in agreements(ds, state).items():
+            found.loc[state, other] = [held.error, held.error_low, held.error_high]
+    return found
 
 
 def points_of(ds: xr.Dataset, training: str) -> int:
     """How many positions toys of a training have."""
-    return int((~np.isnan(ds["toy_uniform"].sel(training=training).values)).any(0).sum())
+    return int(ds["toy_elasticity"].sel(training=training).notnull().any(("variant", "toy_seed", "toy_prompt")).sum())
 
 
 def guess(ds: xr.Dataset) -> float:
@@ -168,7 +130,7 @@ def toys_learnt(ds: xr.Dataset, variant: str, training: str) -> Learnt:
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """Agreement, training, and what the ingredients do."""
-    agreeing = ("Spearman", "RMS log error", "apart", "alpha: Spearman", "alpha: error")
+    agreeing = ("Spearman", "RMS log error", "apart")
     training = ("blocks", "toys", "loss, nat", "accuracy", "least accurate", "guess", "learnt")
     return [
         Table(
@@ -186,18 +148,18 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
 
 
 def _agreements(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
-    for state in map(str, ds["state"].values):
+    for state in STATES:
+        held = agreements(ds, state)
         for other, of in others_of(ds, state).items():
-            shown = []
-            for curve in CURVES:
-                place = {"curve": curve, "state": state, "other": other}
-                shown.append([estimate(ds, f"agreement_{field}", **place) for field in ("spearman", "error")])
-            apart = float(ds["agreement_apart"].sel(curve=CURVES[0], state=state, other=other))
-            cells = [[interval(*rank, form=".2f"), interval(*error, form=".2f")] for rank, error in shown]
-            nothing = all(math.isnan(error[0]) and math.isnan(rank[0]) for rank, error in shown)
-            if nothing and toys_learnt(ds, *of) == "trained":
+            if other in held:
+                a = held[other]
+                rank, error = (a.spearman, a.spearman_low, a.spearman_high), (a.error, a.error_low, a.error_high)
+                cells = [interval(*rank, form=".2f"), interval(*error, form=".2f"), number(a.apart, ".2f")]
+            elif toys_learnt(ds, *of) != "trained":
+                cells = ["-"] * 3
+            else:
                 continue
-            yield [name, state, _named(ds, other, of), *cells[0], number(apart, ".2f"), *cells[1]]
+            yield [name, state, _named(ds, other, of), *cells]
 
 
 def _training(name: str, ds: xr.Dataset) -> Iterator[list[str]]:
@@ -222,25 +184,24 @@ def _ingredients(results: Mapping[str, xr.Dataset]) -> Table:
     variants = list(dict.fromkeys(str(v) for ds in results.values() for v in ds["variant"].values))
     columns = ("feature", "model", "weights", "of the model", *("matched toy" if v == MATCHED else v for v in variants))
     rows = []
-    for feature, (name, ds) in product(FEATURES, results.items()):
-        for training in TRAININGS:
-            state = "init" if training == "init" else "pretrained"
-            cells = [_feature(*estimate(ds, f"model_{feature}", state=state))]
-            for variant in variants:
-                where = {"variant": variant, "training": training}
-                if variant not in ds["variant"].values or bool(np.isnan(ds["toy_uniform"].sel(where)).all()):
-                    cells.append("-")
-                elif (learnt := toys_learnt(ds, variant, training)) != "trained":
-                    cells.append(learnt)
-                else:
-                    cells.append(_feature(*estimate(ds, f"toy_{feature}", **where)))
-            rows.append([feature, name, training, *cells])
+    for feature, (name, ds), training in product(FEATURES, results.items(), TRAININGS):
+        state = "init" if training == "init" else "pretrained"
+        cells = [_feature(ds, of, feature) for of in (("model", state), *((variant, training) for variant in variants))]
+        rows.append([feature, name, training, *cells])
     return Table("Which ingredient makes which feature of the profile: toys with and without it", columns, rows)
 
 
-def _feature(value: float, low: float, high: float) -> str:
-    """A ratio with its interval; where a window cuts off the middle there is none."""
-    return "no middle" if math.isinf(value) else interval(value, low, high)
+def _feature(ds: xr.Dataset, of: tuple[str, str], feature: str) -> str:
+    """A ratio with its interval, of a model over documents and of toys over runs; a window may cut off the middle."""
+    there = of[0] == "model" or of[0] in ds["variant"].values
+    own = samples(ds, of, "") if there else None
+    if own is None:
+        return "-"
+    if (learnt := toys_learnt(ds, *of)) != "trained":
+        return learnt
+    shown = shape(own, runs=of[0] != "model", documents=documents_of(ds))
+    ratio = getattr(shown, feature)
+    return "no middle" if math.isinf(ratio[0]) else interval(*ratio[:3])
 
 
 def _named(ds: xr.Dataset, name: str, of: tuple[str, str]) -> str:
@@ -265,9 +226,11 @@ def _nearest(ds: xr.Dataset) -> str:
     """RMS log errors of the profile against toys and theory, the nearest first, at initialization and trained."""
     parts = []
     for state, label in (("init", "at init"), ("pretrained", "pretrained")):
-        errors = ds["agreement_error"].sel(curve="sensitivity", state=state)
-        wanted = {other: of for other, of in others_of(ds, state).items() if of[0] in ("theory", MATCHED)}
-        known = {_named(ds, other, of): float(errors.sel(other=other)) for other, of in wanted.items()}
+        others = others_of(ds, state)
+        wanted = {
+            other: held for other, held in agreements(ds, state).items() if others[other][0] in ("theory", MATCHED)
+        }
+        known = {_named(ds, other, others[other]): held.error for other, held in wanted.items()}
         ordered = sorted((error, other) for other, error in known.items() if not math.isnan(error))
         parts.append(f"{label} " + ", ".join(f"{other} {error:.2f}" for error, other in ordered))
     return "RMS log error of the profile, " + "; ".join(parts)
@@ -313,7 +276,7 @@ def profiles(ds: xr.Dataset, state: str) -> list[Series]:
     model = ("model", state), Series("model", (), FRESH if state == "init" else TRAINED)
     lines: list[tuple[Series, np.ndarray]] = []
     for of, look in (model, *BESIDE[state]):
-        values = samples(ds, "sensitivity", of, state)
+        values = samples(ds, of, state)
         if values is not None and toys_learnt(ds, *of) == "trained":
             lines.append((look, averaged(values)))
     shortest = min(points for training in TRAININGS if (points := points_of(ds, training)))

@@ -308,7 +308,8 @@ def queries_keys_values(
     """
     a, n = architecture, normed(architecture, weights, f"{layer}.attention_norm", x)
     rows = {"q": n[:, :, -1:] if last else n, "k": n, "v": n}
-    q, k, v = (split(a, times(of, weights[f"{layer}.{name}"])) for name, of in rows.items())
+    parts = (times(of, weights[f"{layer}.{name}"]) for name, of in rows.items())
+    q, k, v = (part.unflatten(-1, (-1, a.head_dim)).transpose(2, 3) for part in parts)
     return turned(switches, q), turned(switches, k), v
 
 
@@ -364,11 +365,6 @@ def affine(x: Tensor, weights: Weights, name: str) -> Tensor:
     """A linear layer with its bias."""
     rows = x.flatten(1, 2).expand(len(weights[name]), -1, -1)
     return torch.baddbmm(weights[f"{name}.bias"][:, None], rows, weights[name]).unflatten(1, x.shape[1:3])
-
-
-def split(architecture: Architecture, x: Float[Tensor, "model batch position features"]) -> Tensor:
-    """Heads apart: [E, B, H, T, c]."""
-    return x.unflatten(-1, (-1, architecture.head_dim)).transpose(2, 3)
 
 
 def shared(architecture: Architecture, x: Float[Tensor, "*rows group n c"]) -> Float[Tensor, "*rows head n c"]:

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.nn import functional
 
 from probes.data.documents import Document
@@ -43,7 +42,6 @@ from .recipes import Options, Pretraining, recipe_config
 LOG_EVERY = 10  # steps
 STATE, UNIT = "state", "pretrain"  # folder of an unfinished run, and what is kept there
 PROGRESS = "progress"  # array of what is kept beside tensors
-POSITION0_WINDOWS = 64  # on which attention to position 0 is measured
 PSEUDOCOUNTS = (1.0, 3.0, 10.0, 30.0, 100.0)  # k of the bigram model
 Advance: TypeAlias = Callable[[int, float | None], object]
 
@@ -106,6 +104,9 @@ def pretrain(
             if run.step % save_every == 0 and run.step < options.steps:
                 run.save()
         write_log(out, run.log)
+        model.eval().to(torch.bfloat16).to(
+            torch.float32
+        )  # what is shipped is measured, not the better weights in memory
         report = {
             **run.identity,
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -116,7 +117,8 @@ def pretrain(
             "heldout_tokens": len(held),
             "seconds": round(run.seconds, 1),
             "final_training_loss": run.log[-1]["loss"],
-            **_measured(model, stream, validation, len(tokenizer)),
+            "validation_loss": round(validation_loss(model, validation), 4),
+            "bigram_validation_loss": round(bigram_loss(stream, validation, len(tokenizer)), 4),
             "device": device,
             "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
             **(notes or {}),
@@ -125,17 +127,6 @@ def pretrain(
         write_json(out / "training.json", report)
         shutil.rmtree(out / STATE, ignore_errors=True)
         return report
-
-
-def _measured(model: Any, stream: np.ndarray, validation: Windows, vocabulary: int) -> dict[str, Any]:
-    """What is measured on the weights that are shipped, rounded to bfloat16, not on the better ones in memory."""
-    model.eval().to(torch.bfloat16).to(torch.float32)
-    inputs, _ = validation.at(validation.side_by_side()[:POSITION0_WINDOWS])
-    return {
-        "validation_loss": round(validation_loss(model, validation), 4),
-        "bigram_validation_loss": round(bigram_loss(stream, validation, vocabulary), 4),
-        "position0_weight": [[round(w, 4) for w in layer] for layer in position0_weights(model, inputs)],
-    }
 
 
 @torch.no_grad()
@@ -168,19 +159,6 @@ def bigram_loss(training: Int[np.ndarray, " token"], heldout: Windows, vocabular
     return float(min(losses))
 
 
-@torch.no_grad()
-def position0_weights(model: Any, inputs: Int[Tensor, "window length"]) -> list[list[float]]:
-    """Mean attention weight on position 0, [layer][head], over the queries after 0 that may look at it."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # this is our own model, fresh from training, and it is set back
-    try:
-        patterns = model(input_ids=inputs.to(model.device), use_cache=False, output_attentions=True).attentions
-    finally:
-        model.set_attn_implementation(before)
-    window = getattr(model.config, "sliding_window", None) or inputs.shape[1]
-    return [layer[:, :, 1:window, 0].float().mean((0, 2)).tolist() for layer in patterns]
-
-
 class _Training:
     """A model, its optimizer and its log, taken up where the folder's unfinished run stopped."""
 
@@ -195,8 +173,7 @@ class _Training:
             fused=True,
         )
         self.step, self.seconds, self.log = 0, 0.0, list[dict[str, Any]]()
-        if (found := load_state(out, identity)) is not None:
-            self._restore(*found)
+        self._resume()
 
     def one_step(self) -> float | None:
         """Update the weights once; returns the loss where it is logged.
@@ -229,17 +206,37 @@ class _Training:
         return value
 
     def save(self) -> None:
-        """Keep what a killed run resumes from."""
-        tensors: dict[str, Tensor] = {}
+        """Keep what a killed run resumes from, in place of what was kept before."""
+        arrays = {}
         for name, parameter in self.model.named_parameters():
             for key, value in {"weight": parameter, **self.optimizer.state[parameter]}.items():
-                tensors[f"{key} {name}"] = value
-        save_state(self.out, self.identity, [self.step, self.seconds, self.log], tensors)
+                arrays[f"{key} {name}"] = value.detach().cpu().numpy()
+        progress = [self.identity, [self.step, self.seconds, self.log]]
+        arrays[PROGRESS] = np.frombuffer(json.dumps(progress).encode(), np.uint8)
+        Store(self.out / STATE, UNIT).put(RESULT, arrays)
         write_log(self.out, self.log)
 
     @torch.no_grad()
-    def _restore(self, progress: Any, tensors: dict[str, Tensor]) -> None:
-        self.step, self.seconds, self.log = progress
+    def _resume(self) -> None:
+        """Take up an unfinished run in the folder, if there is one.
+
+        Raises:
+            InputError: it has another identity, which the message names: its checkpoints are in the folder, too.
+        """
+        arrays = Store(self.out / STATE, UNIT).get(RESULT)
+        if arrays is None:
+            return
+        before, (self.step, self.seconds, self.log) = json.loads(arrays.pop(PROGRESS).tobytes())
+        for part, value in json.loads(json.dumps(self.identity)).items():
+            was = before.get(part)
+            if was != value:
+                both = isinstance(value, dict) and isinstance(was, dict)
+                changed = sorted(k for k in {*value, *was} if was.get(k) != value.get(k)) if both else [part]
+                raise InputError(
+                    f"'{self.out}' holds an unfinished run with other {', '.join(changed)}; "
+                    "give the same settings to continue it, or another folder"
+                )
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         for name, parameter in self.model.named_parameters():
             parameter.copy_(tensors[f"weight {name}"])
             if parameter.requires_grad:
@@ -357,8 +354,6 @@ def _read_config(file: Path) -> Any:
         check_sizes(config)
     except Exception as error:  # each config class checks its values in its own way
         raise InputError(f"config '{file}' is refused by transformers ({reason(error)}); mend that entry") from None
-    if not isinstance(getattr(config, "vocab_size", None), int):
-        raise InputError(f"config '{file}' has no vocab_size of its own; give the config of a language model")
     return config
 
 
@@ -400,32 +395,3 @@ def write_log(out: Path, rows: list[dict[str, Any]]) -> None:
     """Write the log, a line of JSON per row."""
     with atomic(out / "log.jsonl") as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def save_state(out: Path, identity: Mapping[str, Any], progress: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Keep what a killed run resumes from in place of what was kept before; `progress` is JSON."""
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-    arrays[PROGRESS] = np.frombuffer(json.dumps([identity, progress]).encode(), np.uint8)
-    Store(out / STATE, UNIT).put(RESULT, arrays)
-
-
-def load_state(out: Path, identity: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]] | None:
-    """(progress, tensors) of an unfinished run in `out`; None where there is none.
-
-    Raises:
-        InputError: the run there has another identity, which the message names: its checkpoints are in `out`, too.
-    """
-    arrays = Store(out / STATE, UNIT).get(RESULT)
-    if arrays is None:
-        return None
-    before, progress = json.loads(arrays.pop(PROGRESS).tobytes())
-    for part, value in json.loads(json.dumps(identity)).items():
-        was = before.get(part)
-        if was != value:
-            both = isinstance(value, dict) and isinstance(was, dict)
-            changed = sorted(k for k in {*value, *was} if was.get(k) != value.get(k)) if both else [part]
-            raise InputError(
-                f"'{out}' holds an unfinished run with other {', '.join(changed)}; "
-                "give the same settings to continue it, or another folder"
-            )
-    return progress, {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,14 +1,13 @@
 """What the toys are trained on: random sequences and what is asked of them, drawn in blocks of many steps.
 
 A task draws from a generator that its training loop makes of (seed, block number), so that what a model sees depends on its
-own seed and step alone, not on the models beside it. Tasks of equal `stream` draw the same sequences and ask different
-things of them: models that share stream and seed share one copy of the data.
+own seed and step alone, not on the models beside it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ class Drawn(NamedTuple):
 class Task(Settings):
     """Something to train on; sequences are tokens of a `vocabulary`, or vectors of a `width`, and the other is None.
 
-    Unless it says otherwise, a task has a stream of its own, no world, and answers that are drawn with the sequences.
+    Unless it says otherwise, a task has no world, and answers that are drawn with the sequences.
     """
 
     kind: ClassVar[str]
@@ -39,11 +38,6 @@ class Task(Settings):
     outputs: Any  # answers that can be right
     vocabulary: Any = None
     width: Any = None
-
-    @property
-    def stream(self) -> Task:
-        """The task that stands for all that draw the same sequences."""
-        return self
 
     def world(self, seed: int, device: torch.device | str) -> Any:
         """What stays as it is throughout training: class means, labels; None for tasks without."""
@@ -102,10 +96,6 @@ class Copying(Task):
         """How often each token is drawn; they sum to 1."""
         shares = torch.arange(1, self.outputs + 1, dtype=torch.float64) ** -self.zipf
         return (shares / shares.sum()).float()
-
-    @property
-    def stream(self) -> Copying:
-        return replace(self, target=-1)
 
     def draw(self, world: None, generator: torch.Generator, steps: int) -> Drawn:
         size = (steps, self.batch, self.length)

@@ -39,7 +39,7 @@ from .model import Architecture, Switches, Weights, forward, initial
 from .tasks import Copying, Task
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
-DRAW = 1 << 22  # numbers of input drawn at a time and stream; a block of data is 16 MiB in float32
+DRAW = 1 << 22  # numbers of input drawn at a time and model; a block of data is 16 MiB in float32
 STEPS_DRAWN = 64  # steps of a block at most
 # Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory.
 TOGETHER = defaultdict(lambda: 1 << 28, cpu=1 << 20)
@@ -153,7 +153,7 @@ def forget(folder: str | Path) -> None:
 def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list[int]]:
     """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
 
-    Those that can share data stay together. RoPE, which costs time where it is on, stands apart from the rest.
+    RoPE, which costs time where it is on, stands apart from the rest.
     """
     by_shape: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
@@ -163,7 +163,6 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list
     for (shape, batch, *_), members in by_shape.items():
         numbers = batch * shape.length * (shape.width * shape.blocks + shape.heads * shape.length)
         most = max(1, TOGETHER[torch.device(device).type] // numbers)
-        members.sort(key=lambda i: (runs[i].seed, str(runs[i].task.stream)))
         parts = -(-len(members) // most)
         each = -(-len(members) // parts)
         found += [members[at : at + each] for at in range(0, len(members), each)]
@@ -189,39 +188,26 @@ def seed_of(seed: int, block: int) -> int:
     return int.from_bytes(hashlib.sha256(f"toy data {seed} {block}".encode()).digest()[:7])
 
 
-class _Streams:
-    """The data of a group: one copy per (stream, seed), drawn block by block."""
+class _Data:
+    """The data of a group, drawn block by block."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
-        self.runs, self.device = runs, device
-        self.keys = list(dict.fromkeys((run.task.stream, run.seed) for run in runs))
-        self.which = torch.tensor([self.keys.index((run.task.stream, run.seed)) for run in runs], device=device)
-        self.worlds = [task.world(seed, device) for task, seed in self.keys]
-        task = runs[0].task
+        self.runs, self.device, task = runs, device, runs[0].task
+        self.worlds = [run.task.world(run.seed, device) for run in runs]
         numbers = task.batch * task.length * (task.width or 1)
         self.size = max(1, min(STEPS_DRAWN, DRAW // numbers))  # of a block, in steps
         self.block, self.inputs, self.answers = -1, torch.empty(0), torch.empty(0)
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """(inputs of the pass, for each model or for all, and answers [E, B]) of a step."""
-        if step // self.size != self.block:
-            self._draw(step // self.size)
-        n = step % self.size
-        inputs = self.inputs[:, n]
-        if len(self.keys) < len(self.runs) and (len(self.keys) > 1 or inputs.dtype == torch.long):
-            # One stream of vectors is read by all as it is; ids index every model's own table.
-            inputs = inputs[self.which]
-        return inputs, self.answers[:, n]
-
-    def _draw(self, block: int) -> None:
-        self.block = block
-        drawn = [
-            task.draw(world, torch.Generator(self.device).manual_seed(seed_of(seed, block)), self.size)
-            for (task, seed), world in zip(self.keys, self.worlds, strict=True)
-        ]
-        self.inputs = torch.stack([one.inputs for one in drawn])
-        answers = [run.task.answers(drawn[i]) for run, i in zip(self.runs, self.which.tolist(), strict=True)]
-        self.answers = torch.stack(answers)
+        """(inputs [E, B, ...], answers [E, B]) of a step."""
+        block, n = divmod(step, self.size)
+        if block != self.block:
+            generators = (torch.Generator(self.device).manual_seed(seed_of(run.seed, block)) for run in self.runs)
+            every = zip(self.runs, self.worlds, generators, strict=True)
+            drawn = [run.task.draw(world, generator, self.size) for run, world, generator in every]
+            self.block, self.inputs = block, torch.stack([one.inputs for one in drawn])
+            self.answers = torch.stack([run.task.answers(one) for run, one in zip(self.runs, drawn, strict=True)])
+        return self.inputs[:, n], self.answers[:, n]
 
 
 class _Group:
@@ -271,11 +257,11 @@ class _Group:
             return
         leaves = {name: view.detach().requires_grad_() for name, view in self.weights().items()}
         switches = Switches.of([run.architecture for run in self.runs], self.device)
-        streams = _Streams(self.runs, self.device)
+        data = _Data(self.runs, self.device)
         now = saved = told = time.monotonic()
         done = 0  # model-steps that `advance` has not heard of
         while self.step < self.steps:
-            self._update(self._slope(leaves, switches, streams))
+            self._update(self._slope(leaves, switches, data))
             self.step += 1
             self._keep()
             done += len(self.runs)
@@ -288,11 +274,9 @@ class _Group:
                 advance(done)
                 told, done = now, 0
 
-    def _slope(
-        self, leaves: dict[str, Tensor], switches: Switches, streams: _Streams
-    ) -> Float[Tensor, "model parameter"]:
+    def _slope(self, leaves: dict[str, Tensor], switches: Switches, data: _Data) -> Float[Tensor, "model parameter"]:
         """The gradient of this step's losses, which are stored in `losses`."""
-        inputs, answers = streams.at(self.step)
+        inputs, answers = data.at(self.step)
         out = forward(self.architecture, leaves, switches, inputs)  # [E, B, outputs]
         losses = functional.cross_entropy(out.flatten(0, 1), answers.flatten(), reduction="none")
         losses = losses.view(answers.shape).mean(1)

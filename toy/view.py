@@ -7,8 +7,7 @@ Parts that a toy lacks follow from the view's definitions: without norms the fin
 writes its values to its own components of the stream (identity slices), without a residual stream a block's output alone is
 the stream. A full mask is a prefix of all positions.
 
-Toys whose inputs are vectors (in-context retrieval) have no vocabulary; a `table` of vectors gives them token ids. What the
-head tells apart are then the last of those ids.
+A toy whose inputs are vectors (in-context retrieval) is viewed with a vocabulary: vectors are the rows of its `embedding`.
 """
 
 from __future__ import annotations
@@ -76,17 +75,16 @@ class Toy(Watched):
             are used as they are, without their history.
         name: for provenance.
         condition: "pretrained", "init" or "init-nope".
-        table: for a toy without vocabulary, the vectors [id, d] that token ids stand for; the head's classes are the last
-            of them. Without it the toy has no token ids, and takes vectors alone (`placed`).
         bos: the id that training put first, if any.
         positional: False: no positional encoding reaches the blocks, learned positions are zero.
 
     Raises:
-        InputError: weights that are not the architecture's, attention that views do not compute, a `bos` outside the
-            vocabulary.
+        InputError: weights that are not the architecture's, attention that views do not compute, no vocabulary, a `bos`
+            outside of it.
     """
 
     backend = "toy"
+    tokenizer: Any | None = None
 
     def __init__(
         self,
@@ -95,16 +93,14 @@ class Toy(Watched):
         *,
         name: str = "toy",
         condition: str = "pretrained",
-        table: Float[Tensor, "id d"] | None = None,
         bos: int | None = None,
         positional: bool = True,
     ) -> None:
         _check_weights(architecture, weights)
         first = next(iter(weights.values()))
-        self.architecture, self.tokenizer = architecture, None
+        self.architecture = architecture
         self.device, self.dtype, self.offloaded = first.device, first.dtype, False
         self._name, self._condition, self.first_ids = name, condition, () if bos is None else (bos,)
-        self._table = None if table is None else table.detach().to(first)
         self._weights = {name: tensor.detach()[None] for name, tensor in weights.items()}
         acting = architecture
         if not positional and "positions" in weights:
@@ -115,15 +111,14 @@ class Toy(Watched):
         made = {name: x.to(self.dtype) for name, x in vars(switches).items() if x is not None}
         self._switches = replace(switches, **made)
         self._slopes = None if acting.decay is None else first.new_full((architecture.heads,), acting.decay)
-        self.spec = _spec(architecture, 0 if self._table is None else len(self._table))
+        self.spec = _spec(architecture)
         if bos is not None and not 0 <= bos < self.spec.vocabulary:
             raise InputError(f"bos={bos} is no token id; ids run from 0 to {self.spec.vocabulary - 1}")
 
     @classmethod
-    def of(cls, trained: Trained, *, name: str | None = None) -> Toy:
-        """The view of a trained toy, as `toy.train.train` gives it; named after its task unless told."""
-        run = trained.run
-        return cls(run.architecture, trained.weights, name=name or f"toy of {run.task.kind}")
+    def of(cls, trained: Trained) -> Toy:
+        """The view of a trained toy, as `toy.train.train` gives it; named after its task."""
+        return cls(trained.run.architecture, trained.weights, name=f"toy of {trained.run.task.kind}")
 
     @property
     def identity(self) -> Identity:
@@ -131,14 +126,11 @@ class Toy(Watched):
 
     @cached_property
     def _identity(self) -> Identity:
-        # What ids stand for belongs to what a table's toy is.
-        table = {} if self._table is None else {"table": self._table}
-        stored = {name: tensor[0] for name, tensor in self._weights.items()} | table
         return Identity(
             name=self._name,
             revision=None,
             condition=self._condition,
-            weights=weights_hash(stored.items()),
+            weights=weights_hash((name, tensor[0]) for name, tensor in self._weights.items()),
             config=json.dumps(asdict(self.architecture), sort_keys=True),
             backend=self.backend,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -149,19 +141,11 @@ class Toy(Watched):
 
     @torch.no_grad()
     def embed(self, tokens: Int[Tensor, "batch position"]) -> Float[Tensor, "batch position d"]:
-        if self.architecture.vocabulary is not None:
-            return self._entering(tokens.to(self.device))
-        if self._table is None:
-            raise InputError(
-                f"'{self._name}' reads vectors and has no token ids; give it table=, or vectors to `placed`"
-            )
-        return self._entering(self._table[tokens.to(self.device)])
-
-    @torch.no_grad()
-    def placed(self, vectors: Float[Tensor, "batch position d"]) -> Float[Tensor, "batch position d"]:
-        """What block 0 reads where inputs are vectors: they and their positions."""
-        self._check(vectors)
-        return self._entering(vectors.to(self.device, self.dtype))
+        length, weights = tokens.shape[1], self._weights
+        self._check_length(length)
+        if "positions" in weights:
+            weights = {**weights, "positions": weights["positions"][:, :length]}
+        return embedded(weights, self._at(length), tokens.to(self.device)[None])[0]
 
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
@@ -195,20 +179,8 @@ class Toy(Watched):
         """The head's logits, linear or "mlp"; minus infinity for token ids that it does not tell apart."""
         logits = head(self.architecture, self._weights, normed.reshape(1, 1, -1, normed.shape[-1]))
         logits = logits.reshape(*normed.shape[:-1], self.architecture.outputs)
-        others = self.spec.vocabulary - self.architecture.outputs
-        if others <= 0:
-            return logits
-        # The head's classes are the first ids of a vocabulary and the last ones of a table.
-        edges = (0, others) if self._table is None else (others, 0)
-        return functional.pad(logits, edges, value=float("-inf"))
-
-    def _entering(self, inputs: Tensor) -> Float[Tensor, "batch position d"]:
-        length = inputs.shape[1]
-        self._check_length(length)
-        weights = self._weights
-        if "positions" in weights:
-            weights = {**weights, "positions": weights["positions"][:, :length]}
-        return embedded(weights, self._at(length), inputs[None])[0]
+        # The head's classes are the first ids.
+        return functional.pad(logits, (0, self.spec.vocabulary - self.architecture.outputs), value=float("-inf"))
 
     def _at(self, length: int) -> Switches:
         """The switches of a prompt that may be shorter than the architecture's."""
@@ -218,7 +190,7 @@ class Toy(Watched):
 
     def _streams(self, embeddings: Tensor, heard: Listening) -> list[Tensor]:
         """One pass: what every block reads and what the last one writes."""
-        self._check(embeddings)
+        self._check_length(embeddings.shape[1])
         streams, stream = [], embeddings
         for layer in range(self.spec.blocks):
             streams.append(heard.edited(layer, "residual", stream))
@@ -246,12 +218,6 @@ class Toy(Watched):
         heard.attended(layer, attention)
         mixed = heard.edited(layer, "output", attention.output)
         return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
-
-    def _check(self, embeddings: Tensor) -> None:
-        width, shape = self.spec.width, list(embeddings.shape)
-        if embeddings.ndim != 3 or shape[-1] != width:
-            raise InputError(f"embeddings have shape {shape}; '{self._name}' takes [prompt, position, {width}]")
-        self._check_length(shape[1])
 
     def _check_length(self, length: int) -> None:
         if not 1 <= length <= self.architecture.length:
@@ -287,7 +253,7 @@ class Toy(Watched):
         )
 
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Toy:
-        """Fresh weights of the same architecture, those of `toy.model.initial`; what token ids of a table stand for stays.
+        """Fresh weights of the same architecture, those of `toy.model.initial`.
 
         Without `positional`, learned positions and sinusoids are zero, rotations the identity, and nothing decays.
 
@@ -305,13 +271,16 @@ class Toy(Watched):
             fresh,
             name=self._name,
             condition="init" if positional else "init-nope",
-            table=self._table,
             bos=self.bos,
             positional=positional,
         )
 
 
-def _spec(a: Architecture, table: int) -> Spec:
+def _spec(a: Architecture) -> Spec:
+    if a.vocabulary is None:
+        raise InputError(
+            "probes read token ids, and the toy's vocabulary is None; make its vectors rows of an embedding"
+        )
     return Spec(
         family=FAMILY,
         blocks=a.blocks,
@@ -319,7 +288,7 @@ def _spec(a: Architecture, table: int) -> Spec:
         kv_heads=a.groups,
         head_dim=a.head_dim,
         width=a.width,
-        vocabulary=table if a.vocabulary is None else a.vocabulary,
+        vocabulary=a.vocabulary,
         positional=(POSITIONAL[a.positional],) * a.blocks,
         windows=(a.window,) * a.blocks,
         max_length=a.length,

@@ -108,6 +108,5 @@ def pretrain(options: Pretraining) -> None:
         report = run(**vars(options), command=given(), advance=lambda step, loss: bar(label, float(step), steps))
     print(
         f"{options.out}: validation loss {report['validation_loss']:.4f} nats per token "
-        f"(bigram {report['bigram_validation_loss']:.4f}), largest mean weight on position 0 "
-        f"{max(max(layer) for layer in report['position0_weight']):.4f}; all of it in {options.out / 'training.json'}"
+        f"(bigram {report['bigram_validation_loss']:.4f}); all of it in {options.out / 'training.json'}"
     )
