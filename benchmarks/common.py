@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import platform
 import shlex
 import subprocess
 import sys
@@ -23,6 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from probes.run.hardware import processor
 
 torch.set_num_threads(1)  # quotable on any machine; a process's CPU time is then that of the work alone
 MIB = 1 << 20
@@ -117,12 +118,8 @@ def section(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequen
 
 def machine() -> str:
     """Where and when it is measured, and with what code."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    processor = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
     asked: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
     commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], **asked).stdout.strip()
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "transformer-lens"))
     date = f"{datetime.now(UTC):%Y-%m-%d}"
-    return f"{processor}, one thread; {versions}; {date}, commit {commit or 'unknown'}"
+    return f"{processor()}, one thread; {versions}; {date}, commit {commit or 'unknown'}"

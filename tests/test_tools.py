@@ -38,18 +38,13 @@ def test_steps_are_commands_with_results_of_their_own(monkeypatch):
 
 
 def test_size_counts_a_tree(tmp_path, monkeypatch):
-    size = tool("size", monkeypatch)
-    for name, text in {
-        "probes/__init__.py": "from .report.page import page\n",
-        "probes/report/page.py": "def page():\n    from ..run import files\n\n    return files\n",
-        "probes/report/page.css": "a {\n}\n",
-        "probes/checkpoints/tiny/config.toml": "a = 1\n",
-        "tests/test_all.py": "x = 1\n" * 451,
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    lines = [line.split() for line in size.report(tmp_path)]
-    for words in ("probes 7 4", "probes/report 6 3", "all but tests 7 4", "451 tests/test_all.py"):
+    (tmp_path / "probes" / "report").mkdir(parents=True)
+    (tmp_path / "probes" / "report" / "page.py").write_text("def page():\n    import files\n\n    return files\n")
+    (tmp_path / "probes" / "report" / "page.css").write_text("a {\n}\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_all.py").write_text("x = 1\n" * 451)
+    lines = [line.split() for line in tool("size", monkeypatch).report(tmp_path)]
+    for words in ("probes/report 6 3", "all but tests 6 3", "451 tests/test_all.py"):
         assert words.split() in lines
 
 

@@ -85,7 +85,7 @@ def test_settings_are_the_full_or_the_quick_ones_with_changes_by_their_types(tin
     [
         (["steps"], "--with 'steps' has no value; give steps=VALUE"),
         (["step=3"], "'tiny-one' has no setting 'step' (did you mean steps?); give FIELD=VALUE with one"),
-        (["switches=yes,maybe"], "--with 'switches=yes,maybe' cannot be read; give no,yes"),
+        (["switches=yes,maybe"], "--with 'switches=yes,maybe' cannot be read; give a value like False,True"),
         (["steps=3", "rate=1", "steps=4"], "--with 'steps=4' gives steps a second time"),
         (["steps=0"], "steps=0 is too few; give at least 1"),
         (["rate=-0.1"], "rate=-0.1 is out of range; give a finite number of 0 or more"),

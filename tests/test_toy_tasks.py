@@ -15,7 +15,7 @@ WORLD = SMALL.world(0, "cpu")
 
 
 def generator(seed: int = 100) -> torch.Generator:
-    """Of a seed that no world of these tests has: the same would draw the same vectors."""
+    """Of a seed that no world of these tests has."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -25,10 +25,7 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def uniform(counts: torch.Tensor) -> bool:
-    """Whether counts are what a uniform distribution gives: each within 4.5 standard deviations, by binomial counting.
-
-    For a few dozen counts that fails by chance once in ten thousand seeds; seeds are fixed.
-    """
+    """Whether counts are what a uniform distribution gives: each within 4.5 standard deviations, by binomial counting."""
     n, p = counts.sum().item(), 1 / counts.numel()
     return bool(((counts - n * p).abs() < 4.5 * math.sqrt(n * p * (1 - p))).all())
 

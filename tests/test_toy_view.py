@@ -17,9 +17,6 @@ from probes.models.identity import weights_hash
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Edit, View
 from toy.model import initial
-from toy.tasks import Copying
-from toy.train import Run, train
-from toy.train import logits as predicted
 from toy.view import Toy
 
 
@@ -164,14 +161,6 @@ def test_fresh_weights_are_those_of_their_seed_and_without_positional_encoding_n
     if look["positional"] == "learned":
         assert not own(fresh)["positions"].any()
     assert torch.equal(logits(fresh.reinitialized(2), TOKENS), logits(seeded, TOKENS))
-
-
-def test_a_trained_toy_of_tokens_predicts_as_trained():
-    task = Copying(vocabulary=toys.VOCABULARY, length=LENGTH, target=-2, batch=8)
-    (one,) = train([Run(architecture(positional="learned"), task, seed=3)], 2)
-    toy = Toy.of(one)
-    assert toy.identity.name == "toy of copying"
-    close(logits(toy, TOKENS)[:, -1], predicted([one], TOKENS)[0], 1e-5)
 
 
 VECTORS, OWN = architecture(vocabulary=None), initial(architecture(), 0)

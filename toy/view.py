@@ -33,7 +33,6 @@ from probes.models.view import (
     Linear,
     Norm,
     Parts,
-    PositionalEncoding,
     Spec,
     Trace,
     Watched,
@@ -42,7 +41,6 @@ from probes.models.view import (
 from .model import (
     NORM_EPS,
     Architecture,
-    PositionalSwitch,
     Switches,
     embedded,
     head,
@@ -54,15 +52,9 @@ from .model import (
 )
 from .train import Trained
 
-# The field's word for each switch: sinusoids are absolute positions added to the embeddings, as learned ones are, and decay
-# acts on logits by distance alone, as ALiBi does.
-POSITIONAL: dict[PositionalSwitch, PositionalEncoding] = {
-    "none": "none",
-    "learned": "learned",
-    "sinusoidal": "learned",
-    "rope": "rope",
-    "decay": "none",
-}
+# The field's words for switches: sinusoids are absolute positions added to the embeddings, as learned ones are, and decay
+# acts on logits by distance alone, as ALiBi does. The others are called alike.
+POSITIONAL: Mapping[str, Any] = {"sinusoidal": "learned", "decay": "none"}
 FAMILY = "toy"
 
 
@@ -289,7 +281,7 @@ def _spec(a: Architecture) -> Spec:
         head_dim=a.head_dim,
         width=a.width,
         vocabulary=a.vocabulary,
-        positional=(POSITIONAL[a.positional],) * a.blocks,
+        positional=(POSITIONAL.get(a.positional, a.positional),) * a.blocks,
         windows=(a.window,) * a.blocks,
         max_length=a.length,
         initializer_range=None,  # matrices are uniform, each within 1/sqrt(inputs)

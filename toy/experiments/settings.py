@@ -13,13 +13,6 @@ from ..checks import Settings as Settings
 from ..checks import kinds
 
 BOOLS = {"yes": True, "no": False, "true": True, "false": False}
-# What to give for a field, and for one that is a list.
-WANTED: dict[Any, tuple[str, str]] = {
-    int: ("a whole number", "whole numbers like 2,4"),
-    float: ("a number like 0.5", "numbers like 0.5,1"),
-    bool: ("yes or no", "no,yes"),
-    str: ("a name", "names like some,names"),
-}
 
 
 def changed(settings: Any, given: Sequence[str], name: str) -> Any:
@@ -43,7 +36,10 @@ def changed(settings: Any, given: Sequence[str], name: str) -> Any:
         try:
             parts = [_read(part.strip(), kind) for part in (value.removesuffix(",").split(",") if listed else [value])]
         except (ValueError, KeyError):
-            raise InputError(f"{option} cannot be read; give {WANTED[kind][listed]}") from None
+            now = getattr(settings, key)
+            raise InputError(
+                f"{option} cannot be read; give a value like {','.join(map(str, now)) if listed else now}"
+            ) from None
         changes[key] = tuple(parts) if listed else parts[0]
     return replace(settings, **changes)
 
