@@ -210,6 +210,8 @@ def test_committed_results_make_rows_of_their_committed_table():
     rows = ["| " + " | ".join(row[:6]) + " |" for row in agreeing.rows]  # attention had columns of its own
     assert len(rows) > 30
     assert [row for row in rows if row not in written] == []
+    smol = load_result(COMMITTED.parent / "llm" / "match" / "match.nc")
+    assert tables({"": smol})[2].rows[0][3:6] == ["2.61 [2.51, 2.72]", "6.11 [4.73, 7.91]", "no middle"]
 
 
 def test_bad_input_is_refused_before_anything_is_trained(ape):

@@ -33,7 +33,8 @@ class Settings:
             least = self.LEAST.get(name, 1 if kind is int else -math.inf if listed else 0)
             for entry in value if listed else (value,):
                 if choices := get_args(kind) if get_origin(kind) is Literal else self.CHOICES.get(name):
-                    one_of(name, entry, choices)
+                    if entry not in choices:
+                        raise InputError(f"{name}={entry!r} is unknown; give one of {', '.join(choices)}")
                 elif name == "seed" and not 0 <= entry < 2**32:
                     raise InputError(f"seed={entry} is out of range; give a whole number from 0 to {2**32 - 1}")
                 elif kind is int and name != "seed":
@@ -66,12 +67,6 @@ def at_least(name: str, value: float, least: float) -> None:
     """Raise InputError where `value` is less."""
     if value < least:
         raise InputError(f"{name}={value} is too few; give at least {least}")
-
-
-def one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise InputError where `value` is none of those."""
-    if value not in allowed:
-        raise InputError(f"{name}={value!r} is unknown; give one of {', '.join(allowed)}")
 
 
 def above_zero(name: str, value: float) -> None:

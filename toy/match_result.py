@@ -199,9 +199,8 @@ def _feature(ds: xr.Dataset, of: tuple[str, str], feature: str) -> str:
         return "-"
     if (learnt := toys_learnt(ds, *of)) != "trained":
         return learnt
-    shown = shape(own, runs=of[0] != "model", documents=documents_of(ds))
-    ratio = getattr(shown, feature)
-    return "no middle" if math.isinf(ratio[0]) else interval(*ratio[:3])
+    ratio = getattr(shape(own, runs=of[0] != "model", documents=documents_of(ds)), feature)
+    return "no middle" if math.isnan(ratio[0]) else interval(*ratio[:3])
 
 
 def _named(ds: xr.Dataset, name: str, of: tuple[str, str]) -> str:
