@@ -76,7 +76,7 @@ class Toy(Watched):
     """
 
     backend = "toy"
-    tokenizer: Any | None = None
+    tokenizer: Any = None
 
     def __init__(
         self,
