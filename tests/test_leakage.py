@@ -218,18 +218,15 @@ def test_usual_bands_double():
     assert usual_bands(33, range(1, 9)) == ((9, 31),)  # a single query has no variance
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_what_does_not_fit_is_refused(unchecked):
+    model, tokens = load(families.model("mistral")), text(6, 20)
+    for options, said in (
         ({"lags": range(1, 9)}, "window of 8"),
         ({"fresh": 3}, "fresh=3 prompts .* at least 4, or 0"),
         ({"documents": ["a", "b"]}, "2 documents are named for 6 prompts"),
-    ],
-)
-def test_what_does_not_fit_is_refused(options, said):
-    with refused(said):
-        leakage(load(families.model("mistral")), text(6, 20), **{"lags": LAGS} | options)
+    ):
+        with refused(said):
+            leakage(model, tokens, **{"lags": LAGS} | options)
 
 
 def measured(model: str = "smollm2-135m", **changes: float) -> xr.Dataset:

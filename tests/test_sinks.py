@@ -211,18 +211,15 @@ def test_options_are_read():
         Options(effect="-1").values()
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+def test_what_cannot_be_asked(unchecked):
+    for options, says in (
         ({"keys": (0, 0)}, "keys=0,0 name a number twice"),
         ({"documents": ["a", "b"]}, "2 documents are named for 3 prompts; name one for each"),
         ({"keep": (4, 8)}, "keep=.* has no use without evict"),
         ({"evict": 0}, "keep= name none; give whole numbers from 1 to 11"),
-    ],
-)
-def test_what_cannot_be_asked(options, says, unchecked):
-    with refused(says):
-        sinks(view("llama"), TOKENS, **options)
+    ):
+        with refused(says):
+            sinks(view("llama"), TOKENS, **options)
 
 
 def test_result(tmp_path):
