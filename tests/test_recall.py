@@ -15,7 +15,7 @@ from lookup import Lookup
 
 import probes
 from probes.data.recall import Maker, Rung, read_template
-from probes.measures.retrieval.compute import retrieval, scores
+from probes.measures.retrieval import retrieval, scores
 from probes.measures.retrieval.numbers import shape
 from probes.models.behind import Asked, Row, behind, continues
 from probes.models.view import View
@@ -70,7 +70,7 @@ def test_questions_together_score_as_one_pass_each(name, monkeypatch):
     asked.append(Asked(asked[0].question, ((likely,),)))  # a row that is shorter, and what a greedy reader says
     plain = [one_by_one(model, context, one) for one in asked]
     for numbers in (1, 1 << 30):  # a row at a time, and all at once
-        monkeypatch.setattr("probes.measures.retrieval.compute.NUMBERS_AT_ONCE", numbers)
+        monkeypatch.setattr("probes.measures.retrieval.NUMBERS_AT_ONCE", numbers)
         log_p, greedy = scores(model, context, asked)
         np.testing.assert_allclose(log_p, [log_p for (log_p,), _ in plain], rtol=0, atol=1e-9)
         assert greedy.astype(bool).tolist() == [said for _, said in plain]

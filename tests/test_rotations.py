@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import probes
 from probes import InputError
-from probes.measures.retrieval.compute import scores
+from probes.measures.retrieval import scores
 from probes.measures.retrieval.mechanism import Differentiable
 from probes.models.behind import Asked, Row
 

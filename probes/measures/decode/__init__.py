@@ -98,13 +98,6 @@ def acting(ds: xr.Dataset) -> xr.Dataset:
     return ds.sel(intervention=[name for name in names if not erases_nothing(ds.sel(intervention=name))])
 
 
-def _at(ds: xr.Dataset, layer: str) -> xr.DataArray:
-    """R^2 by prompt of the embeddings, the last layer, or all layers [prompt, layer]."""
-    by_prompt = ds["r2_by_prompt"]
-    chosen = {"embeddings": slice(0, 1), "last layer": slice(-1, None), "best layer": slice(None)}[layer]
-    return by_prompt.isel(layer=chosen)
-
-
 def _best(values: np.ndarray) -> np.ndarray:
     """The largest mean of any layer."""
     return np.asarray(values.mean(0).max())
@@ -195,10 +188,8 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         dots(cell, labels, [Series("", y, VERMILLION, low, high)])
 
     rows = [Panel("R^2 of log(1 + i)", read, share=True)]
-    first = next(iter(results.values()))
-    for name, label in OUTCOMES.items():
-        if "intervention" in first.coords and all(name in ds for ds in results.values()):
-            rows.append(Panel(label, partial(erased, name=name)))
+    named = {name: label for name, label in OUTCOMES.items() if all(name in ds for ds in results.values())}
+    rows += [Panel(label, partial(erased, name=name)) for name, label in named.items()]
     return panels(results, rows, CAPTION)
 
 
@@ -208,10 +199,9 @@ MEASURE = Measure(
     compute=decode,
     options=Options,
     headlines=(
-        *(
-            Headline(f"R^2, {layer}", partial(_at, layer=layer), _best)
-            for layer in ("best layer", "embeddings", "last layer")
-        ),
+        Headline("R^2, best layer", lambda ds: ds["r2_by_prompt"], _best),
+        Headline("R^2, embeddings", lambda ds: ds["r2_by_prompt"].isel(layer=0)),
+        Headline("R^2, last layer", lambda ds: ds["r2_by_prompt"].isel(layer=-1)),
         Headline("loss, change (nat)", partial(_by_prompt, name="loss", change=True), form="+.3g"),
         Headline("KL (nat)", partial(_by_prompt, name="kl"), ratio=True),
         Headline("R^2 at the last layer, anew", partial(_by_prompt, name="r2_last")),

@@ -1,29 +1,210 @@
-"""What a model recalls of a list of keys and values, by the depth at which the pair stands (`compute`, `mechanism`)."""
+r"""What a model can retrieve: key-value recall by depth.
+
+A context lists N pairs (`probes.data.recall`), and every pair is asked for behind it. Of the pair at depth k of context c:
+
+- `log_p`: log of the probability of its value, summed over the value's tokens, each behind the right ones before it;
+- `exact`: whether each of these is the most probable token, so that a greedy reader says the value;
+- `control`: `log_p` of the same question behind another context of the same shape that lacks the key; `gain` is what the
+  pair adds, `log_p` - `control`.
+
+`numbers.shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of the
+value's probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half. A
+model that recalls everything says as little about depth as one that recalls nothing: choose `pairs`, `keys` and `digits` so
+that it recalls a part.
+
+**Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`), each a row.
+The naive way, a pass over the whole text for each question, is what views do that cannot continue a context
+(`docs/probes/retrieval.md` has both costs).
+
+Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measurement, section 11.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ... import options
 from ...charts import GREY, VERMILLION, Panel, Series, curves, panels
-from ...data.recall import Rung
+from ...data.prompts import FirstToken, parse_first, prompts
+from ...data.recall import Couple, Keys, Maker, Rung, read_template
+from ...errors import InputError
 from ...measure import Headline, Measure
+from ...models.behind import Asked, Row, behind
+from ...models.checks import not_finite
+from ...models.initialization import CONFIG, Rule
+from ...models.load import takes_model
+from ...models.view import View
 from ...results.curves import ESTIMATE
-from ...results.dataset import options_of
+from ...results.dataset import dataset, options_of, provenance
 from ...results.statistics import couples, jackknife
 from ...results.tables import Table, interval
 from ...results.ushape import SHORTEST
+from ...results.variables import Variable, labelled
+from ...run.memory import Retry, parts
+from ...run.progress import Progress, Tally
+from ...run.store import Piece, Store
 from ..jacobian import of_curve, trough
-from .compute import retrieval as retrieval
+from . import mechanism as mechanisms
 from .numbers import SHOWN, Recall, by_depth, shape, statements
+
+CONTEXTS, CANDIDATES = 100, 36
+LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "mechanism_depths": 2, "candidates": 2, "profile_prompts": 0}
+NUMBERS_AT_ONCE = 1 << 25  # logits or attention weights of the rows that run together: 128 MiB in float32
+BY_DEPTH = ("context", "depth")
+VARIABLES = {
+    "log_p": Variable(BY_DEPTH, "log probability of the value", "nat"),
+    "control": Variable(BY_DEPTH, "log probability of the value behind a context without the key", "nat"),
+    "exact": Variable(BY_DEPTH, "whether every token of the value is the most probable one"),
+    "gain": Variable(BY_DEPTH, "what the pair adds to the value's log probability", "nat"),
+    "place": Variable(("depth",), "position of the value's first token", "token"),
+}
+MEASURED = ("log_p", "control", "exact")
+
+
+@takes_model
+def retrieval(
+    model: View,
+    *,
+    pairs: int = 12,
+    keys: Keys = "apart",
+    digits: int = 4,
+    contexts: int = CONTEXTS,
+    template: str = "sentences",
+    first: FirstToken | int = "auto",
+    mechanism: int = 0,
+    mechanism_depths: int = mechanisms.DEPTHS,
+    candidates: int = CANDIDATES,
+    profile_prompts: int = mechanisms.PROFILE_PROMPTS,
+    initialization: Rule = CONFIG,
+    seed: int = 0,
+    pieces: Store | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Ask for every pair of lists of pairs: what a model recalls by the depth at which it stands.
+
+    Args:
+        model: any view; it is not changed. One that can continue a context (a transformers model) takes a small part of
+            the time.
+        pairs: of a context.
+        keys: "apart", different nouns, or "alike", colours and nouns that recur.
+        digits: of a value; 0: values are nouns.
+        contexts: how many; they come in couples that are each other's control.
+        template: "sentences", "json", "reworded" or "announced".
+        first: what stands at position 0, as in `probes.prompts`.
+        mechanism: of so many contexts, the first ones, the value's log odds are differentiated (`mechanism`), at
+            `mechanism_depths` of the depths. One such question takes as long as a context with all its plain ones, or
+            longer; 0: none.
+        candidates: values that the log odds compare, the right one among them.
+        profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
+        initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
+        seed: decides the contexts, and all else that is drawn.
+        pieces: where what each context gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
+        progress: called with (questions done, questions in all); a backward pass of the mechanism counts as several.
+
+    Returns:
+        Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
+        goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
+        predicted at; with `mechanism` the variables of `mechanism`, [traced, traced_depth, part], where `traced` and
+        `traced_depth` hold numbers of contexts and pairs; attributes that say what made it.
+
+    Raises:
+        InputError: an option that cannot be used, no tokenizer, a context longer than the model was made for, values that
+            are not finite.
+
+    Source: see the module's text.
+    """
+    rung, given = Rung(pairs, keys, digits), {"contexts": contexts, "template": template, "first": first}
+    tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "candidates": candidates}
+    tracing |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
+    check(given | tracing | {"seed": seed})
+    maker, pieces = Maker(model, rung, read_template(template), first=first), pieces or Store()
+    couple = cache(lambda number: maker.couple(seed, number))
+    query = len(couple(0).contexts[0]) + len(couple(0).questions[0][0]) - 1
+    chosen = np.unique(np.linspace(0, pairs - 1, min(mechanism_depths, pairs)).round().astype(int))
+    report = Tally(progress, contexts * pairs + mechanism * mechanisms.cost(len(chosen)))
+    retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
+
+    by_couple = pieces.each("contexts", contexts // 2, lambda n: retry(lambda: answered(model, couple(n), report)))
+    values = {name: by_couple.stacked(name).reshape(contexts, -1) for name in MEASURED}
+    if mechanism:
+        text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed) if profile_prompts else None
+        how: Any = {"seed": seed, "initialization": initialization, "retry": retry, "report": report, "pieces": pieces}
+        values |= mechanisms.measured(model, couple, mechanism, chosen, candidates, text, **how)
+    report.finish()
+    if not np.isfinite(values["log_p"]).all():
+        raise not_finite(model, "probabilities")
+    values |= {"gain": values["log_p"] - values["control"], "place": np.array([at for _, at in couple(0).starts])}
+    coords: dict[str, Any] = {"context": range(contexts), "depth": range(pairs)}
+    coords |= {"fraction": (("depth",), np.arange(pairs) / (pairs - 1))}
+    if mechanism:
+        coords |= {"traced": range(mechanism), "traced_depth": chosen, "part": list(mechanisms.PARTS)}
+    tokens = torch.tensor([ids for n in range(contexts // 2) for ids in couple(n).contexts])
+    said = rung._asdict() | given | (tracing if mechanism else {})
+    attrs = provenance(model, tokens, measurement="retrieval", **said, seed=seed)
+    attrs |= maker.policy | {"query": query}
+    return dataset(labelled(VARIABLES | mechanisms.VARIABLES, values), coords=coords, attrs=attrs)
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Refuse numbers that cannot be used.
+
+    Raises:
+        InputError: one of them is out of range, or does nothing.
+    """
+    for name, lowest in LEAST.items():
+        if given[name] < lowest:
+            raise InputError(f"{name}={given[name]} is too few; give at least {lowest}")
+    for name in ("contexts", "mechanism"):
+        if given[name] % 2:
+            raise InputError(f"{name}={given[name]} is odd, but lists come in couples; give one, as {given[name] + 1}")
+    if given["mechanism"] > (most := given["contexts"]):
+        raise InputError(f"mechanism={given['mechanism']} is more than there are contexts; give at most {most}")
+    if not given["mechanism"] and (rule := given["initialization"]) != CONFIG:
+        raise InputError(f"initialization={rule} does nothing without mechanism; give mechanism=24, or leave it out")
+
+
+def answered(model: View, couple: Couple, report: Tally) -> Piece:
+    """Both contexts of a couple, [context, depth]: behind each run its own questions and, as controls, the other's."""
+    count = len(couple.starts)
+    found = {name: np.zeros((2, count)) for name in MEASURED}
+    for side in (0, 1):
+        pairs = [pair for n in (side, 1 - side) for pair in zip(couple.questions[n], couple.answers[n], strict=True)]
+        log_p, greedy = scores(model, couple.contexts[side], [Asked(question, (answer,)) for question, answer in pairs])
+        found["log_p"][side], found["control"][1 - side] = log_p[:count], log_p[count:]
+        found["exact"][side] = greedy[:count]
+        report(count)
+    return found
+
+
+@torch.no_grad()
+def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> tuple[np.ndarray, np.ndarray]:
+    """For every question its first answer's log probability, and whether that is what a greedy reader says."""
+    run = behind(model, model.embed(torch.tensor([list(context)])))
+    rows = [Row(one) for one in asked]
+    widest = max(len(row.tokens) for row in rows)
+    numbers = widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
+    at_once = max(1, NUMBERS_AT_ONCE // (parts() * numbers))
+    log_p, greedy = np.zeros(len(rows)), np.zeros(len(rows))
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
+        padded = [row.padded(max(len(row.tokens) for row in some)) for row in some]
+        streams = run(*(torch.stack(tensors) for tensors in zip(*padded, strict=True)))
+        for n, (row, stream) in enumerate(zip(some, streams, strict=True), start):
+            values, greedy[n] = row.log_p(model, stream)
+            log_p[n] = float(values[0])
+    return log_p, greedy
+
+
+# ----------------------------------------------------------------------------------------------------- what is reported
 
 CAPTION = "Bands: 95 % over couples of lists. Without key: the same question behind another list."
 FORMS = {"log_p": "log p (nat)", "gain": "gain (nat)", "exact": "exact answers"}
@@ -64,8 +245,6 @@ class Options(options.Options):
 
     def values(self) -> dict[str, Any]:
         """As `retrieval` takes them."""
-        from ...data.prompts import parse_first
-
         return vars(self) | {"first": parse_first(self.first)}
 
 
