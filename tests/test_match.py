@@ -23,7 +23,6 @@ from probes.loop import run as measured_by
 from probes.measures.agreement import agreement, shape, taken_at
 from probes.measures.jacobian import jacobian
 from probes.models.load import load
-from probes.models.strength import frequencies, strength
 from probes.options import Prompts
 from probes.results.dataset import load as load_result
 from probes.results.tables import interval
@@ -42,7 +41,7 @@ from toy.match_result import (
     tables,
     toys_learnt,
 )
-from toy.matching import QUICK, Matching, Settings
+from toy.matching import QUICK, Matching, Settings, frequencies, strength
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,8 @@ import torch
 from kept import interrupting
 from made_toys import MATCHED as SMALL
 
-from probes.models.strength import Strength, strength
 from probes.models.view import Spec
-from toy.matching import QUICK, TEST_SEED, Matching, Plan, Settings
+from toy.matching import QUICK, TEST_SEED, Matching, Plan, Settings, Strength, strength
 from toy.model import Architecture, initial
 from toy.tasks import Copying
 from toy.train import logits, train

@@ -29,7 +29,6 @@ from probes.measure import Headline, Measure, Unit
 from probes.measures.agreement import EXACT_WIDTH
 from probes.measures.jacobian import jacobian
 from probes.models.initialization import CONFIG, Rule
-from probes.models.strength import frequencies, strength
 from probes.models.view import View
 from probes.results.curves import rms_profile
 from probes.results.dataset import attributes, provenance
@@ -42,7 +41,7 @@ from probes.theory.kernel import second_moment
 
 from .checks import at_least
 from .match_result import CAPTION, STATES, TRAININGS, chart, errors, sentences, tables
-from .matching import QUICK, Matching, Member, Plan, Settings, Training
+from .matching import QUICK, Matching, Member, Plan, Settings, Training, frequencies, strength
 
 PRODUCTS = 16  # of a sketch, per prompt: over 8 prompts within 2 %
 TOY_PROMPTS = 8  # of its task, that a trained toy is measured on

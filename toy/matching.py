@@ -4,7 +4,7 @@ A toy of a model keeps what the model's sense of position can come from and shri
 
 - kept: depth, heads and their groups of keys and values, mask, window, kind of positional encoding with RoPE's base and
   scaling, residual stream, kind of norms, and how strongly fresh blocks write to the stream and look at it
-  (`probes.models.strength`);
+  (`strength`);
 - small: width and feed-forwards, which are plain; of trained toys vocabulary, positions and, of deep models, depth.
 
 Fresh toys read the model's own prompts at its own depth and length. Trained ones read short sequences of a task, retrieval
@@ -14,6 +14,11 @@ encoding, the sliding window.
 
 A window of w positions reaches `blocks (w - 1)` back; it is scaled so that it reaches the same fraction of the toy's
 length as the model's does of the length that the model is measured at.
+
+Strengths: the second-moment kernel of a fresh model depends on its width through ratios alone: what a block adds to the
+stream against what is there, the feed-forward's part of it, and how far logits are from equal. They are measured on
+independent random rows of size 1, root mean squares over rows and blocks: attention then has nothing to average over, and
+width plays no part.
 """
 
 from __future__ import annotations
@@ -21,15 +26,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.nn import functional
 
-from probes.models.strength import Strength, strength
-from probes.models.view import Spec
+from probes.models.linear import LinearizedBlock
+from probes.models.view import Spec, View
+from probes.run.precision import double
 from probes.run.progress import Progress, Tally
 
 from . import checks
@@ -45,7 +52,53 @@ WIDTH = 32  # about; a multiple of the heads
 LEAST_HEAD = 4  # dimensions of a head: two wavelengths of RoPE
 LAST_STEPS = 20  # over which the final loss is averaged
 TEST_SEED = 1 << 20  # of sequences that no training draws
+ROWS = 256  # of a normalized input that strengths are measured on
 DRAWS = 4  # fresh toys whose strengths are averaged
+
+
+class Strength(NamedTuple):
+    """Root mean squares: of what block 0 reads, and of what a normalized input makes in a block."""
+
+    embedding: float  # position 0 left out
+    logits: float
+    values: float  # W_O W_V n, without averaging
+    feed_forward: float
+
+
+@torch.no_grad()
+def strength(model: View, tokens: Int[Tensor, "prompt position"], *, seed: int = 0) -> Strength | None:
+    """The four numbers of a model with fresh weights; None where its blocks cannot be taken apart."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(1, ROWS, model.spec.width, generator=generator).to(model.device, model.dtype)
+    found = []
+    for layer in range(model.spec.blocks):
+        parts = model.parts(layer)
+        if parts is None:
+            return None
+        block = LinearizedBlock(parts, rows, None)
+        key, value = (x.repeat_interleave(block.groups, 1) for x in (block.key, block.value))
+        written = functional.linear(value.transpose(1, 2).flatten(2), parts.o.weight)
+        found.append([_square(x) for x in (block.query @ key.mT, written, block.output - block.middle)])
+    blocks = torch.tensor(found).mean(0).sqrt().tolist()
+    return Strength(_square(model.embed(tokens)[:, 1:]) ** 0.5, *blocks)
+
+
+def _square(x: Tensor) -> float:
+    return float(double(x).square().mean())
+
+
+@torch.no_grad()
+def frequencies(model: View, tokens: Int[Tensor, "prompt position"]) -> tuple[float, ...] | None:
+    """Radians per position of RoPE's planes in block 0, scaling included, 0 for those it leaves alone; None without RoPE.
+
+    They are read from the rotation of a pass over the first prompt: whatever rule made it, this is what acted.
+    """
+    rotation = model.trace(model.embed(tokens[:1])).rotary[0]
+    if rotation is None:
+        return None
+    cos, sin = (double(part[1]).chunk(2)[0] for part in rotation)
+    turned = torch.atan2(sin, cos).tolist()
+    return (*turned, *[0.0] * (model.spec.head_dim // 2 - len(turned)))
 
 
 @dataclass(frozen=True)
@@ -134,7 +187,7 @@ class Matching:
             length: positions of the model's prompts, which a window is a fraction of.
             norm: kind of the model's norms.
             strengths: of the fresh model; toys have torch's own where there are none.
-            frequencies: of RoPE's planes, as `probes.models.strength.frequencies` gives them.
+            frequencies: of RoPE's planes, as `frequencies` gives them.
 
         Raises:
             InputError: the model's length is too short, or its depth is none.
