@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from probes.claims.claim import Claim
 from probes.results.dataset import dataset, load, save
 from probes.results.tables import Table
+from toy import checks
 from toy import train as training
 from toy.experiments import experiment as frame
-from toy.experiments import settings
 from toy.experiments.experiment import Work, claims_of, extent, report_of, run, settings_of
 from toy.model import Architecture
 from toy.tasks import Copying
@@ -27,7 +27,7 @@ from toy.train import Run
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     LEAST: ClassVar = {"targets": -1}
     CHOICES: ClassVar = {"task": ("copying", "in-context")}
     steps: int = 40

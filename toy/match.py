@@ -39,7 +39,7 @@ from probes.run.store import Store
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment
 
-from .checks import at_least
+from .checks import at_least, changed
 from .match_result import CAPTION, STATES, TRAININGS, chart, errors, sentences, tables
 from .matching import QUICK, Matching, Member, Plan, Settings, Training, frequencies, strength
 
@@ -82,8 +82,6 @@ class Options(options.Options):
 
     def values(self) -> dict[str, Any]:
         """As `match` takes them."""
-        from .experiments.experiment import changed
-
         settings = changed(QUICK if self.quick else Settings(), self.changed or (), "match")
         return {name: value for name, value in vars(self).items() if name != "changed"} | {"settings": settings}
 

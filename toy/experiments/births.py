@@ -70,11 +70,11 @@ from probes.results.ushape import SHORTEST, numbers
 from probes.run.files import write_json
 from probes.theory.kernel import second_moment
 
+from .. import checks
 from ..checks import at_least
 from ..corpus import Windows, find_text, hold_out, pack
 from ..pretrain import Options, pretrain
 from ..recipes import Recipe, recipe_config
-from . import settings
 from .experiment import Work
 from .reading import judge, need, over, state, tables_of
 from .sweep import Cells, Measure, Part, filled, sweep
@@ -111,7 +111,7 @@ def strength(kind: str) -> float:
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """What is trained and measured; no source gives a setting. Context and steps are what two CPU cores train in hours."""
 
     LEAST: ClassVar = {"seeds": 0, "checkpoints": 0, "length": 2 * SHORTEST}

@@ -41,8 +41,9 @@ from probes.claims.ledger import Source
 from probes.measure import Headline
 from probes.results.tables import Table
 
+from .. import checks
 from ..train import Run, Trained
-from . import previous_token, settings
+from . import previous_token
 from .copied import at_step, fresh, scored, spikes
 from .experiment import Work
 from .previous_token import SWITCH, WEIGHTS
@@ -58,7 +59,7 @@ DIMS = ("residual", "learning_rate", "schedule", "seed")
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """The post's V = 100, C = 4, width 2 at its two learning rates; seeds, schedules and switches are ours."""
 
     LEAST: ClassVar = {"vocabulary": 4, "steps": 4 * REACH}

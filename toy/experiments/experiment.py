@@ -2,8 +2,8 @@
 
 An experiment is one module, `toy.experiments.NAME` with underscores:
 
-- `Settings`, a frozen dataclass (`settings`) whose defaults are the full setting, which is the source's where that gives
-  one, and `QUICK`, settings that take about a minute on two cores;
+- `Settings`, a frozen dataclass (`checks.Settings`) whose defaults are the full setting, which is the source's where that
+  gives one, and `QUICK`, settings that take about a minute on two cores;
 - `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
 - from the result alone `tables(ds) -> list[Table]`, `claims(ds) -> list[Claim]`, its statements judged (`reading`), and
   `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
@@ -30,10 +30,8 @@ from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
 from probes.run.hardware import hardware
 
-from ..checks import usable_device
+from ..checks import changed, near, usable_device
 from ..train import Run, Trained, forget, train
-from .settings import changed as changed
-from .settings import near
 
 # In the order of the sources' figures.
 EXPERIMENTS = (

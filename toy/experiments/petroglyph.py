@@ -34,10 +34,10 @@ from probes.errors import InputError
 from probes.measure import Headline
 from probes.results.tables import Table
 
+from .. import checks
 from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
-from . import settings
 from .experiment import Work
 from .reading import judge, known, over, ranged, state, tables_of, under
 from .sweep import Cells, Measure, Part, axes, filled, sweep
@@ -56,7 +56,7 @@ TRAINED_DIMS = ("layers", "mask", "trained_positional", "seed")
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """Exact test and training; neither source gives a setting for this figure."""
 
     CHOICES: ClassVar = {"mask": ("causal", "full")}

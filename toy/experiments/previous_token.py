@@ -46,10 +46,10 @@ from probes.claims.rules import Told, between, some
 from probes.measure import Headline
 from probes.results.tables import Table
 
+from .. import checks
 from ..model import Architecture, PositionalSwitch
 from ..tasks import Copying
 from ..train import Run, Trained
-from . import settings
 from .copied import at_step, bag, evaluated, spikes
 from .experiment import Work
 from .reading import (
@@ -108,7 +108,7 @@ PUBLISHED = {
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """Sizes of everything that is trained; seeds, and widths without positions, are ours."""
 
     LEAST: ClassVar = {"steps": 2} | dict.fromkeys(("vocabulary", "context", "grid_vocabularies", "grid_contexts"), 3)

@@ -31,10 +31,11 @@ from probes.measure import Headline
 from probes.results.curves import spearman
 from probes.results.tables import Table
 
+from .. import checks
 from ..model import Kernel
 from ..tasks import Copying
 from ..train import Run, Trained
-from . import previous_token, settings
+from . import previous_token
 from .copied import evaluated, scored
 from .experiment import Work
 from .reading import (
@@ -79,7 +80,7 @@ CASES = {
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """The post's sizes and learning rates; cases, exponents and seeds are ours."""
 
     LEAST: ClassVar = {"vocabulary": 3, "share_vocabulary": 3, "context": 3}

@@ -30,10 +30,10 @@ from probes.measure import Headline
 from probes.results.curves import ESTIMATE, spearman
 from probes.results.tables import Table
 
+from .. import checks
 from ..model import Architecture, AttentionSwitch
 from ..tasks import Copying
 from ..train import Run
-from . import settings
 from .copied import bag, scored
 from .experiment import Work
 from .reading import changes, courses, judge, known, need, over, places, rises, setting, state, tables_of, under, within
@@ -48,7 +48,7 @@ DIMS = (*KIND, "seed", "target")
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """The published setting: ten tokens of ten, depths 1 to 3, widths 2 and 10.
 
     "Trained to convergence", says the post, and neither optimizer nor steps: Adam here, batch 128, a rate that falls along

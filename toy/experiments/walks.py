@@ -49,9 +49,9 @@ from probes.theory.rollout import (
 )
 from probes.theory.unnormalized import shares
 
+from .. import checks
 from ..model import THETA, Architecture, Switches, initial
 from ..train import seed_of
-from . import settings
 from .experiment import Work
 from .in_context import patterns
 from .sweep import Measure, computed, sweep
@@ -72,7 +72,7 @@ OTHERS = ("sigmoid", f"sigmoid{SUMMED}", "relu", f"relu{SUMMED}")  # in place of
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """Sizes; the theorems have none of their own."""
 
     LEAST: ClassVar = {

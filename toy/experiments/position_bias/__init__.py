@@ -23,10 +23,10 @@ import xarray as xr
 from probes.errors import InputError
 from probes.measures.sinks import TAU
 
+from ... import checks
 from ...model import initial
 from ...tasks import InContext
 from ...train import Run, Trained
-from .. import settings
 from ..experiment import Work
 from ..in_context import (
     ITEMS,
@@ -94,7 +94,7 @@ CONTRASTS: tuple[dict[str, Sequence[Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class Settings(settings.Settings):
+class Settings(checks.Settings):
     """The grid is the full product of the lists, or (`plan`) `CONTRASTS` alone; [Wu] has sinusoids on biased data alone."""
 
     CHOICES: ClassVar = ALLOWED
