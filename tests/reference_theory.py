@@ -102,9 +102,8 @@ def second_moment_step(
     for head in range(heads):
         own, shared = slice(head * c, (head + 1) * c), slice(head // groups * c, (head // groups + 1) * c)
         w_o = weight[:, None] * parts.o.weight[:, own]
-        w_q, w_k, w_v = (
-            w * first_weight for w in (parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared])
-        )
+        matrices = parts.q.weight[own], parts.k.weight[shared], parts.v.weight[shared]
+        w_q, w_k, w_v = (w * first_weight for w in matrices)
         joint += w_o @ w_v
         # Rotated queries and keys, and their derivative by the normed stream without the norm's weight.
         queries, keys, values, by_query, by_key = [], [], [], [], []
@@ -119,16 +118,11 @@ def second_moment_step(
             values.append(v[shared])
             by_query.append(turns[j] @ dq)
             by_key.append(turns[j] @ dk)
-        logits = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)[
-            0, 0
-        ]
-        logits_of_pattern = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
-        logits_of_pattern = logits_of_pattern + slopes[head] * torch.arange(
-            length, dtype=stream.dtype
-        )  # up to a row's own
-        pattern = logits_of_pattern.softmax(-1)
-        if parts.sink is not None:
-            pattern = beside_sink(logits_of_pattern, parts.sink[head])
+        whole = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)
+        logits = whole[0, 0]
+        weighed = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
+        weighed = weighed + slopes[head] * torch.arange(length, dtype=stream.dtype)  # up to a row's own
+        pattern = weighed.softmax(-1) if parts.sink is None else beside_sink(weighed, parts.sink[head])
         capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
         steep = pattern * (1 - capped**2)
         if measured or parts.sink is not None or parts.slopes is not None:  # or all heads' patterns are one
@@ -154,10 +148,8 @@ def second_moment_step(
     for j in range(length):
         for k in range(length):
             spread[j, k] *= (projectors[j] @ projectors[k]).trace() / d / (sizes[j] * sizes[k])
-    if parts.parallel:
-        below = turned(radial, gram, after, stream)
-    else:
-        below = turned(turned(radial, gram, after, middle), between, middle, stream)
+    above = (radial, gram, after) if parts.parallel else (turned(radial, gram, after, middle), between, middle)
+    below = turned(*above, stream)
     return between + spread + torch.diag(through), below
 
 

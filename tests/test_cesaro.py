@@ -19,10 +19,10 @@ from probes.results.curves import rms_log_error
 from probes.theory.cesaro import cesaro_bins, cesaro_density, cesaro_point_mass, cesaro_row, fit_alpha
 
 
-def row_twin(length: int, alpha: float, windows: list[int | None], query: int, *, exact: bool = True) -> np.ndarray:
-    """Row `query` of N(top) ... N(lowest) from whole matrices, of fractions or in float64."""
-    share: Any = Fraction(alpha) if exact else alpha  # a float is a fraction, too, exactly
-    i, j = np.indices((length, length)).astype(object if exact else float)
+def row_twin(length: int, alpha: float, windows: list[int | None], query: int) -> np.ndarray:
+    """Row `query` of N(top) ... N(lowest) from whole matrices of fractions."""
+    share: Any = Fraction(alpha)  # a float is a fraction, too, exactly
+    i, j = np.indices((length, length)).astype(object)
     row = share * 0 + (j[0] == query % length)
     for window in reversed(windows):
         width = length if window is None else window
@@ -50,13 +50,6 @@ def test_cesaro_row_is_a_row_of_the_product(data):
     # Only relative errors: an entry that is exactly zero has to be exactly zero.
     np.testing.assert_allclose(found, row_twin(length, alpha, listed, query), rtol=1e-13)
     assert found.sum() == pytest.approx(1, abs=1e-14)
-
-
-def test_small_entries_of_a_deep_row_keep_their_digits():
-    windows = [None, 7, 30, 1] * 6
-    row = row_twin(300, 1.0, windows, -1, exact=False)
-    np.testing.assert_allclose(cesaro_row(300, 24, window=windows), row, rtol=1e-12)
-    assert row[row > 0].min() < 1e-18  # where differences of running sums would leave nothing but rounding
 
 
 def test_density_is_its_sum_of_terms_with_its_ends_and_the_point_mass():
@@ -88,9 +81,6 @@ def test_bins_are_integrals_of_the_density(blocks, alpha):
     # ln(1/x) is between u and u (1 + 1/T) for u = 1/T in a last bin, which integrates to u^24 / 24! within that.
     log = 24 * math.log(1 / 1024) - math.lgamma(25)
     assert math.log(cesaro_bins(1024, 24)[-1]) == pytest.approx(log, abs=24 / 1024)
-
-
-# -------------------------------------------------------------------------------------------------------- fitting alpha
 
 
 @pytest.mark.parametrize(("blocks", "alpha", "window"), [(4, 1e-3, None), (6, 0.8, [5, None, 7, 7, None, 12])])

@@ -107,6 +107,6 @@ def test_a_command_prints_headlines_and_its_answer_and_imports_few_modules(tmp_p
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert len(run.stdout.rstrip().splitlines()) <= 24
-    assert " ".join(run.stdout.split()).endswith("never above 0.99.")
+    assert " ".join(run.stdout.split()).endswith(" before the final norm.")
     assert {file.name for file in tmp_path.iterdir()} == {f"trajectory.{end}" for end in ("nc", "md", "png", "svg")}
     assert int(run.stderr.splitlines()[-1]) <= 60

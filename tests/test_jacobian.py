@@ -24,10 +24,8 @@ from probes.models.pullback import Apart, Pace, Prompt
 from probes.models.view import Parts
 
 jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
-LENGTH = 12  # longer than the window of 8
-
-
 view: Any = partial(cached, dtype="float64")
+LENGTH = 12  # longer than the window of 8
 
 
 def some_tokens(prompts: int = 1, length: int = LENGTH) -> Any:

@@ -17,14 +17,13 @@ from probes.theory.rollout import (
     decay_rollout,
     rollout,
     rope_peak,
-    rope_rollout,
+    shares,
     turned_bounds,
     turned_loss,
     turned_rates,
     visible,
     window_bound,
 )
-from probes.theory.unnormalized import even_shares, shares
 
 
 def test_visible_masks():
@@ -67,7 +66,6 @@ def test_curves_of_the_theorems():
     x = np.array([[0, 1, 2], [5, 30, 200]])
     ways = np.array([[math.comb(7 + k, k) for k in row] for row in x.tolist()])
     np.testing.assert_allclose(decay_rollout(x, 7, 0.3), ways * np.exp(-0.3 * x), rtol=1e-11)
-    np.testing.assert_allclose(rope_rollout(x, 7, 0.3, 0.05), ways * np.exp(-0.3 * 0.05**2 * x**2), rtol=1e-11)
     assert decay_rollout(10**6, 200, 0.0) == math.inf  # of the order of 10^825
 
 
@@ -110,7 +108,8 @@ def test_shares_are_those_of_the_rows_of_products():
 
 def test_equal_weights_leave_the_first_token_slowly():
     found = shares(np.stack([0.5 * np.tril(np.ones((7, 7)))] * 41))[-1, -1]
-    np.testing.assert_allclose(found[::-1], even_shares(7, 40), rtol=1e-11)
+    paths = np.array([math.comb(40 + x, x) for x in range(7)])
+    np.testing.assert_allclose(found[::-1], paths / paths.sum(), rtol=1e-11)
     assert found[0] == pytest.approx(41 / 47)
 
 
@@ -122,10 +121,10 @@ def test_constants_of_the_bounds():
     np.testing.assert_allclose(found.high, np.minimum(high * decay_rollout(x, 3, 0.9), 1), rtol=1e-11)
     assert found.high[-1] < 0.1  # not all of it is cut off at 1
     low = (math.exp(-0.2) / sum(math.exp(-0.5 * k**2) for k in range(12))) ** 4
-    found = turned_bounds(2.0 * 0.5**2 * x**2, 3, 0.1)
-    np.testing.assert_allclose(found.low, low * rope_rollout(x, 3, 2.0, 0.5), rtol=1e-11)
+    found, ways = turned_bounds(0.5 * x**2, 3, 0.1), decay_rollout(x, 3, 0.0)
+    np.testing.assert_allclose(found.low, low * ways * np.exp(-0.5 * x**2), rtol=1e-11)
     # A fourth of the turning: four equal steps.
-    np.testing.assert_allclose(found.high, np.minimum(high * rope_rollout(x, 3, 2.0 / 4, 0.5), 1), rtol=1e-11)
+    np.testing.assert_allclose(found.high, np.minimum(high * ways * np.exp(-0.5 * x**2 / 4), 1), rtol=1e-11)
     assert found.high[-1] < 0.1
     # Without a distance all logits are the same, and one layer is between e^-2B / T and 1:
     np.testing.assert_allclose(decay_bounds(5, 0, 0.0, 0.5).low, math.exp(-1) / 5)
@@ -159,7 +158,6 @@ ROWS = np.full((2, 3, 3), 1 / 3)
         (lambda: window_bound(9, 1, 0.4, 3), "eps is 0.4; give the smallest visible entry, above 0 and at most 1/3"),
         (lambda: decay_rollout([1, -2], 3, 0.1), "distance is -2.0; give tokens, 0 or more"),
         (lambda: decay_bounds(4, 3, math.inf, 0.5), "m is inf; give a finite number"),
-        (lambda: turned_bounds(np.ones(3), 1, 0.1), "loss is not finite, or not 0 at distance 0"),
         (lambda: shares(-ROWS), "some weights are negative or not finite; give numbers, 0 or more"),
     ],
 )

@@ -18,7 +18,7 @@ import probes
 from probes import theory
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import LinearizedBlock
-from probes.theory.block import MeasuredBlock, Moments, gaussian_moments, spread_uniformly
+from probes.theory.block import MeasuredBlock, Moments, gaussian_moments
 
 second_moment: Any = theory.second_moment
 
@@ -97,23 +97,6 @@ def test_a_whole_models_profile_is_the_twins_from_every_block(name, kind, readou
 
 
 # ----------------------------------------------------------------------------------------------------- pieces
-
-
-@pytest.mark.parametrize("window", [None, 3, 40])
-def test_uniform_spreading_is_the_dense_product(window):
-    length = 12
-    rows, lone = randn(length, length), torch.zeros(length, length, dtype=torch.float64)
-    lone[-1, -1] = 1
-    pattern = torch.zeros(length, length, dtype=torch.float64)
-    for i in range(length):
-        first = 0 if window is None else max(0, i - window + 1)
-        pattern[i, first : i + 1] = 1 / (i + 1 - first)
-    for gram in (rows @ rows.T, lone):
-        expected = pattern.T @ gram @ pattern
-        found = spread_uniformly(gram, window)
-        assert error(found, expected) < 1e-14
-        assert torch.equal(found == 0, expected == 0)  # exactly where nothing arrives
-        assert error(spread_uniformly(gram.float(), window).double(), expected) < 1e-6  # float32 in and out
 
 
 def test_moments_in_closed_form():

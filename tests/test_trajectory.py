@@ -73,7 +73,6 @@ def test_norms_and_largest_dimensions_are_those_of_the_streams(name):
             at, magnitudes = got.sel(layer=layer), expected[:, layer, 0].abs().mean(0)
             median = statistics.mean(statistics.median_low(one.abs().flatten().tolist()) for one in expected[:, layer])
             np.testing.assert_allclose(at.norm_others, statistics.median(norms[:, layer, 1:].flatten()), rtol=1e-5)
-            np.testing.assert_allclose(at.median_magnitude, median, rtol=1e-5)
             order = magnitudes.argsort(descending=True)[:5]
             assert at.top_dimension.values.tolist() == order.tolist()
             np.testing.assert_allclose(at.top_ratio, magnitudes[order] / median, rtol=1e-4)
@@ -152,18 +151,9 @@ def test_result_is_complete_and_its_table_and_answer_say_it(tmp_path):
     assert row["dimension"] == str(int(found.top_dimension[0, 1, 0]))
     assert "no later token changes it" in answer({"ape": found})[0]
     found["later_difference"][0, 1] = 0.25
-    course = np.full(BLOCKS + 1, 0.9995)
-    course[0] = 0.1
-    for values, says in (
-        (course, "above 0.99 from layer 1 on"),
-        (np.where(course < 0.5, np.nan, course), "above 0.99 from layer 0 on"),
-        (np.full_like(course, np.nan), "never above 0.99"),
-        (course[::-1], "above 0.99 for a while only"),
-    ):
-        found["cosine"][0] = values
-        (line,) = answer({"ape": found})
-        assert "later tokens change an entry by up to 0.25" in line
-        assert line.endswith(f" before the final norm, {says}.")
+    (line,) = answer({"ape": found})
+    assert "later tokens change an entry by up to 0.25" in line
+    assert line.endswith(f"at the embeddings and {float(found.cosine[0, -1]):.3f} before the final norm.")
 
 
 def test_bad_input_is_refused():

@@ -9,13 +9,12 @@ configurations. It measures no model that is named, so that its command is its o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,8 +52,6 @@ from ..theory.kernel import second_moment, second_moment_from_config
 from .agreement import fractions
 from .jacobian import jacobian
 
-Group = Literal["depth", "length", "width", "residual", "no RoPE", "window", "model"]
-
 PRODUCTS = 64  # of the sketch; its error is then about 3 %
 STRENGTHS = (0.05, 0.1, 0.2, 0.36, 0.6, 1.0, 1.64, 2.0)  # d sigma^2; 0.36 is Qwen2.5-0.5B's, 1.64 that of width 4096
 SOME = (0.05, 0.36, 1.64)  # of them, where something else is moved
@@ -67,7 +64,7 @@ CURVES = ("measured", "uniform", "values", "score_path", "config", "amplitudes",
 class Place:
     """One configuration of the map, a Qwen2 (with a window a Mistral) unless `config` says otherwise."""
 
-    group: Group
+    group: str  # what is moved beside d sigma^2; "model": a usual model
     strength: float  # d sigma^2
     width: int = WIDTH
     blocks: int = BLOCKS
@@ -75,13 +72,12 @@ class Place:
     residual_scale: float = 1.0
     rope: bool = True
     window: int | None = None
-    name: str = ""
-    config: str = ""  # JSON; empty: as the other fields say
+    name: str = ""  # of a usual model, with its own configuration
 
     def configuration(self) -> dict[str, Any]:
         """As transformers takes it."""
-        if self.config:
-            return json.loads(self.config)
+        if self.name:
+            return CONFIGURATIONS[self.name]
         config = {
             "vocab_size": 4096,
             "hidden_size": self.width,
@@ -98,57 +94,50 @@ class Place:
             return {"model_type": "qwen2"} | config
         return {"model_type": "mistral", "sliding_window": self.window} | config
 
-    def moved(self) -> str:
-        """What is moved here beside d sigma^2."""
-        return (
-            self.name
-            or {
-                "depth": f"{self.blocks} blocks",
-                "length": f"T = {self.length}",
-                "width": f"width {self.width}",
-                "residual": f"branches times {self.residual_scale:g}",
-                "no RoPE": "no RoPE",
-                "window": f"window {self.window}",
-            }[self.group]
-        )
-
     def label(self) -> str:
         """As progress, files and tables say it."""
-        return self.name or f"{self.moved()}, d sigma^2 {self.strength:g}"
+        moved = {
+            "depth": f"{self.blocks} blocks",
+            "length": f"T = {self.length}",
+            "width": f"width {self.width}",
+            "residual": f"branches times {self.residual_scale:g}",
+            "no RoPE": "no RoPE",
+            "window": f"window {self.window}",
+        }
+        return self.name or f"{moved[self.group]}, d sigma^2 {self.strength:g}"
 
 
-# Configurations as published; the 7B one with fewer blocks than its 32, which would not fit.
-_GPT2 = {"model_type": "gpt2", "n_head": 12, "n_embd": 768, "n_layer": 12}
-_QWEN = {
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "intermediate_size": 4864,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
+# As published; the 7B one with fewer blocks than its 32, which would not fit.
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "GPT-2": {"model_type": "gpt2", "n_head": 12, "n_embd": 768, "n_layer": 12},
+    "Qwen2.5-0.5B": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "Llama-7B width": {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+    },
 }
-_LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-}
-MODELS = tuple(
-    Place("model", width * 0.02**2, width, blocks, length, name=name, config=json.dumps(config))
-    for name, width, blocks, length, config in (
-        ("GPT-2", 768, 12, 256, _GPT2),
-        ("Qwen2.5-0.5B", 896, 24, 256, _QWEN),
-        ("Llama-7B width", 4096, 4, 128, _LLAMA),
-    )
+MODELS = (
+    Place("model", 768 * 0.02**2, 768, 12, 256, name="GPT-2"),
+    Place("model", 896 * 0.02**2, 896, 24, 256, name="Qwen2.5-0.5B"),
+    Place("model", 4096 * 0.02**2, 4096, 4, 128, name="Llama-7B width"),
 )
 
 
@@ -189,11 +178,11 @@ def atlas(
         remark: called with one line where places of an interrupted map are there.
 
     Returns:
-        Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured` and its
-        `stderr`, the second-moment kernel with `uniform` patterns, with measured ones (`values`), with the `score_path`,
-        from the `config` alone, with the same coefficients `amplitudes` added up instead, and the best-fitting `cesaro` row
-        with its `alpha`; where depth is moved up to 12 blocks and for the usual models also `value`, the measured Jacobian
-        with constant patterns. All are root mean squares over seeds. The fields of `Place` are coordinates.
+        Dataset with, for every `place`, curves over `position` (NaN beyond the place's length): `measured`, the
+        second-moment kernel with `uniform` patterns, with measured ones (`values`), with the `score_path`, from the
+        `config` alone, with the same coefficients `amplitudes` added up instead, and the best-fitting `cesaro` row with its
+        `alpha`; where depth is moved up to 12 blocks and for the usual models also `value`, the measured Jacobian with
+        constant patterns. All are root mean squares over seeds. The fields of `Place` are coordinates.
     """
     key = {"seeds": seeds, "products": products, "headwater": made_with()["headwater"]}
     stores = {place.label(): Store(root, place.label(), asdict(place) | key) for place in chosen}
@@ -211,16 +200,14 @@ def atlas(
 def _measure(place: Place, seeds: int, products: int, pieces: Store) -> xr.Dataset:
     config = place.configuration()
     profiles: dict[str, list[np.ndarray]] = {}
-    errors = []
     for seed in range(seeds):
         store = pieces.within(str(seed))
         model = fresh(config, seed, residual_scale=place.residual_scale, positional=place.rope)
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(2, model.spec.vocabulary, (1, place.length), generator=generator)
         sketch: Any = {"method": "sketch", "products": products, "seed": seed}
-        measured = jacobian(model, tokens, pieces=store, **sketch)
         results = {
-            "measured": measured,
+            "measured": jacobian(model, tokens, pieces=store, **sketch),
             "uniform": second_moment(model, tokens),
             "values": second_moment(model, tokens, attention="measured"),
             "score_path": second_moment(model, tokens, attention="measured", score_path=True),
@@ -232,18 +219,16 @@ def _measure(place: Place, seeds: int, products: int, pieces: Store) -> xr.Datas
             results["amplitudes"] = second_moment_from_config(config, tokens=tokens, adding="amplitudes")
         for name, ds in results.items():
             profiles.setdefault(name, []).append(ds["sensitivity"].values[0])
-        errors.append(measured["stderr"].values[0])
     curves = {name: rms_profile(np.stack(values)).mean for name, values in profiles.items()}
     fit = fit_alpha(curves["measured"], place.blocks, window=place.window)
     curves["cesaro"] = fit.curve
-    curves["stderr"] = rms_profile(np.stack(profiles["measured"]), np.stack(errors)).stderr
     variables: dict[str, tuple[Any, ...]] = {name: (("position",), curve) for name, curve in curves.items()}
     return dataset(variables | {"alpha": ((), np.array(fit.alpha))}, attrs=made_with())
 
 
 def _joined(chosen: Sequence[Place], results: Sequence[xr.Dataset], seeds: int, products: int) -> xr.Dataset:
     variables: dict[str, tuple[Any, ...]] = {}
-    for name in (*CURVES, "stderr"):
+    for name in CURVES:
         values = np.full((len(chosen), max(place.length for place in chosen)), np.nan, dtype=np.float32)
         for row, ds in zip(values, results, strict=True):
             if name in ds:
@@ -329,10 +314,10 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
         f"at least {FACTOR:g}. Kernels: mean over positions of |predicted / measured - 1|; N^L: RMS log error with its best "
         "alpha and a free scale. Value share: the value path's norm against the whole"
     )
-    ordered = [
-        sorted(rows(ds), key=lambda row: -row.weaker if row.weaker >= 0 else math.inf) for ds in results.values()
+    return [
+        Table(title, COLUMNS, [cells(row) for row in sorted(rows(ds), key=lambda row: -np.nan_to_num(row.weaker))])
+        for ds in results.values()
     ]
-    return [Table(title, COLUMNS, list(map(cells, every))) for every in ordered]
 
 
 def usual_places(ds: xr.Dataset) -> list[Row]:
@@ -343,17 +328,10 @@ def usual_places(ds: xr.Dataset) -> list[Row]:
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
-    """How many places have a U, and where along d sigma^2 it is lost first."""
-    lines = []
-    for name, ds in results.items():
-        every, usual = rows(ds), usual_places(ds)
-        has = sum(row.weaker >= FACTOR for row in every)
-        count = f"{has} of {len(every)} places have a U, both ends at least {FACTOR:g} times the middle"
-        lost = next(
-            (f"lost at d sigma^2 = {row['strength']:g}" for row in usual if not row.weaker >= FACTOR), "never lost"
-        )
-        lines.append(f"{name}: {count}; with {usual[0]['blocks']} blocks it is {lost}.")
-    return lines
+    """How many places have a U."""
+    having = {name: [row.weaker >= FACTOR for row in rows(ds)] for name, ds in results.items()}
+    what = f"have a U, both ends at least {FACTOR:g} times the middle"
+    return [f"{name}: {sum(has)} of {len(has)} places {what}." for name, has in having.items()]
 
 
 CAPTION = (
@@ -369,7 +347,6 @@ THEORIES = {
     "config": ("kernel, configuration alone", SKY),
     "cesaro": ("$N^L$, fitted scale", PURPLE),
 }
-ROUNDING = 1e-6  # errors below it are none
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
@@ -380,8 +357,6 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
 def _strengths(cell: Axes) -> None:
     cell.set_xscale("log")
-    cell.set_xticks([0.05, 0.2, 0.5, 2], ["0.05", "0.2", "0.5", "2"])
-    cell.set_xticks([], minor=True)
     cell.set_xlabel(f"{STRENGTH}, about the deviation of the logits")
 
 
@@ -414,9 +389,8 @@ def _primacy(cell: Axes, ds: xr.Dataset) -> None:
 def _errors(cell: Axes, ds: xr.Dataset) -> None:
     usual, lines = usual_places(ds), []
     for name, (label, color) in THEORIES.items():
-        values = np.array([row.error(name) for row in usual])
-        values[values < ROUNDING] = np.nan
-        lines.append(Series(label, values, color, x=[row["strength"] for row in usual], marker="o", width=1.2))
+        values, x = [row.error(name) for row in usual], [row["strength"] for row in usual]
+        lines.append(Series(label, values, color, x=x, marker="o", width=1.2))
     draw(cell, lines, log=True)
     _strengths(cell)
 

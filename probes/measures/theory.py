@@ -22,7 +22,6 @@ from matplotlib.figure import Figure
 
 from ..charts import CYCLE, Panel, Series, curves, level, panels, position_axis
 from ..measure import Headline, Measure
-from ..models.view import View
 from ..results.curves import band, relative_error, rms_log_error, rms_profiles
 from ..results.dataset import drawn_from, options_of
 from ..results.tables import Table, number
@@ -43,7 +42,6 @@ CAPTION = (
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
 COLUMNS = ("model", "condition", "theory", "error (%)", "shape's RMS log error", "alpha", "value path", "score path")
-HIDDEN = ("readout", "pathway", "query", "from_layer", "no_rope")
 
 
 @dataclass(frozen=True)
@@ -162,19 +160,13 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
     def departures(cell: Axes, ds: xr.Dataset) -> None:
         conditions = map(str, ds["condition"].values if "theory_score_path" in ds else ())
+        looks = {condition: profiles.LOOKS[condition] for condition in conditions}
         draw(
             cell,
-            [
-                (profiles.LOOKS[c][0], over(ds, c, "sensitivity", "theory_score_path"), profiles.LOOKS[c][1])
-                for c in conditions
-            ],
+            [(label, over(ds, c, "sensitivity", "theory_score_path"), color) for c, (label, color) in looks.items()],
         )
 
     return panels(results, [Panel("predicted / measured", ratios), Panel("measured / kernel", departures)], CAPTION)
-
-
-def _trial(model: View, tokens: Any) -> xr.Dataset:
-    return second_moment(model, tokens[:2], attention="measured", score_path=True, from_layer="all")
 
 
 MEASURE = Measure(
@@ -195,6 +187,8 @@ MEASURE = Measure(
     chart=chart,
     caption=CAPTION,
     defaults={"prompts": 4},
-    without=(*HIDDEN, "backend", "ablate"),
-    trials={"theory": _trial},
+    without=("readout", "query", "no_rope", "backend", "ablate"),
+    trials={
+        "theory": lambda m, tokens: second_moment(m, tokens[:2], **profiles.KERNELS["score_path"], from_layer="all")
+    },
 )

@@ -15,11 +15,9 @@ from .rollout import decay_peak as decay_peak
 from .rollout import decay_rollout as decay_rollout
 from .rollout import rollout as rollout
 from .rollout import rope_peak as rope_peak
-from .rollout import rope_rollout as rope_rollout
+from .rollout import shares as shares
 from .rollout import turned_bounds as turned_bounds
 from .rollout import turned_loss as turned_loss
 from .rollout import turned_rates as turned_rates
 from .rollout import visible as visible
 from .rollout import window_bound as window_bound
-from .unnormalized import even_shares as even_shares
-from .unnormalized import shares as shares

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..models.feedforward import value_and_slope
 from ..models.linear import LinearizedBlock, Normalized, softmax
-from ..models.view import Birth, sees
+from ..models.view import Attention, Birth, sees
 from ..run.memory import shares
 from ..run.precision import double, precise
 from .score_path import ScorePath
@@ -124,7 +124,8 @@ class MeasuredBlock:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
-            return self._through(block.stream_norm, strength * spread_uniformly(gram, block.parts.window))
+            pattern, _ = self._pattern(0)
+            return self._through(block.stream_norm, strength * (pattern.T @ gram @ pattern))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
         path, metric = None, value
         if self.score_path:
@@ -151,19 +152,17 @@ class MeasuredBlock:
             at = precise(device) if rates is None else device
             return contentless_patterns(length, parts.window, rates, sink, at)[0].to(device, self.dtype), None
         own = head // (self.heads // self.kv)
-        query, key = block.query[0, head].to(self.dtype), block.key[0, own].to(self.dtype)
-        place = torch.arange(length, device=query.device)
-        pattern = query.new_empty(length, length)
-        softcap, slope = parts.softcap, None if parts.softcap is None else torch.empty_like(pattern)
+        query, key = (x[:, None].to(self.dtype) for x in (block.query[:, head], block.key[:, own]))
+        # The scale is the query's.
+        attention = Attention(query, key, key, 1.0, parts.softcap, parts.window, rates, sink=sink)
+        pattern = query.new_zeros(length, length)
+        slope = None if parts.softcap is None else torch.ones_like(pattern)
         for rows in shares(length):
-            logits = query[rows] @ key.T  # the scale is the query's
-            if softcap is not None and slope is not None:
-                squashed = torch.tanh(logits / softcap)
-                logits, slope[rows] = squashed * softcap, 1 - squashed**2
-            if rates is not None:
-                logits = logits - rates * (place[rows, None] - place[None, :])
-            unseen = ~sees(place[rows, None], place[None, :], parts.window)
-            pattern[rows] = softmax(logits.masked_fill_(unseen, -math.inf), sink)
+            (logits,), (log_z,) = (x[0] for x in attention.weighed(rows.start, rows.stop))
+            seen = rows, slice(attention.first_key(rows.start), rows.stop)
+            pattern[seen] = (logits - log_z).exp()
+            if slope is not None and parts.softcap is not None:
+                slope[seen] -= (logits.clamp_min(-parts.softcap) / parts.softcap) ** 2
         return pattern, slope
 
 
@@ -198,13 +197,12 @@ class BornBlock:
     """
 
     def __init__(self, birth: Birth, layer: int, stream: Float[Tensor, "position position"]) -> None:
-        self.birth, self.window, self.stream = birth, birth.spec.windows[layer], stream
-        spec = birth.spec
+        self.birth, self.stream, spec = birth, stream, birth.spec
         features = spec.heads * spec.head_dim
         self.strength = spec.width * features * birth.o**2 * birth.v**2  # E ||W_O W_V||_F^2 / d
-        self.learned = torch.zeros(1, dtype=torch.float64) if spec.sink_logits else None
-        self.patterns = contentless_patterns(len(stream), self.window, None, self.learned, stream.device)  # of one head
-        branch = self.strength * (self.patterns @ self._normed(stream) @ self.patterns.mT).mean(0)
+        learned = torch.zeros(1, dtype=torch.float64) if spec.sink_logits else None
+        (self.pattern,) = contentless_patterns(len(stream), spec.windows[layer], None, learned, stream.device)
+        branch = self.strength * (self.pattern @ self._normed(stream) @ self.pattern.T)
         self.attention_scale = self._post_scale(branch)
         attention = _outer(branch, self.attention_scale)
         self.middle = stream if birth.parallel else stream + attention
@@ -236,11 +234,7 @@ class BornBlock:
         """G below the block, from G above it."""
         mlp = _outer(gram * self.kernel, self.mlp_scale * self._inverse(self.middle))
         above = gram if self.birth.parallel else gram + mlp
-        seen = _outer(above, self.attention_scale)
-        if self.learned is None:
-            attended = spread_uniformly(seen, self.window)
-        else:
-            attended = (self.patterns.mT @ seen @ self.patterns).mean(0)
+        attended = self.pattern.T @ _outer(above, self.attention_scale) @ self.pattern
         added = _outer(self.strength * attended, self._inverse(self.stream))
         return above + added + (mlp if self.birth.parallel else 0)
 
@@ -251,7 +245,7 @@ class BornBlock:
         """
         mlp = row * self.kernel.diagonal().sqrt() * self.mlp_scale * self._inverse(self.middle)
         above = row if self.birth.parallel else row + mlp
-        attended = (self.patterns.mT @ (above * self.attention_scale)).mean(0)
+        attended = self.pattern.T @ (above * self.attention_scale)
         added = self.strength**0.5 * attended * self._inverse(self.stream)
         return above + added + (mlp if self.birth.parallel else 0)
 
@@ -274,31 +268,6 @@ def born_stream(birth: Birth, length: int, tokens: Tensor | None) -> Float[Tenso
     """Covariance of block 0's input, per component: equal tokens have equal embeddings, all others independent ones."""
     same = torch.eye(length, dtype=torch.float64) if tokens is None else (tokens[:, None] == tokens[None, :]).double()
     return birth.embedding**2 * same + birth.positions**2 * torch.eye(length, dtype=torch.float64)
-
-
-def spread_uniformly(gram: Float[Tensor, "query query2"], window: int | None) -> Float[Tensor, "key key2"]:
-    """A^T G A for uniform attention over the visible keys, in O(T^2): sums of G / (n_i n_k) over the queries that see j."""
-    length = len(gram)
-    reach = length if window is None else min(window, length)
-    total = double(gram)
-    seen = torch.arange(1, length + 1).to(total).clamp_max(reach)
-    total = total / (seen[:, None] * seen[None, :])
-    for _ in range(2):  # along the keys of the one, then of the other
-        total = torch.cat([sums_ahead(total[:, columns], reach) for columns in shares(length)], 1).T
-    return total.to(gram)
-
-
-def sums_ahead(x: Float[Tensor, "n m"], reach: int) -> Float[Tensor, "n m"]:
-    """Of each row and the rows behind it, `reach` in all.
-
-    The rest of the row's own chunk and the beginning of the next: differences of running sums would leave rounding where
-    the answer is zero, out of a window's reach, and drown small entries in the rounding of large ones.
-    """
-    length = len(x)
-    chunks = torch.cat([x, x.new_zeros((-length) % reach + reach, x.shape[1])]).unflatten(0, (-1, reach))
-    rest = chunks.flip(1).cumsum(1).flip(1)
-    rest[:-1, 1:] += chunks[1:, :-1].cumsum(1)
-    return rest.flatten(0, 1)[:length]
 
 
 def gaussian_moments(

@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
@@ -31,7 +30,6 @@ from scipy.special import expit, gammainc, gammaln, logsumexp, xlogy
 
 from ..errors import InputError
 from ..results.curves import rms_log_error
-from .block import sums_ahead
 
 LOGITS = np.linspace(-32, 32, 257)  # of alpha, where the fit looks first: from 1e-14 to 1 - 1e-14, dense at both ends
 WORST = 1e4  # stands for an infinite log error in the fit; logarithms of float64 differ by less than 1,500
@@ -83,9 +81,20 @@ def cesaro_row(
     count = np.arange(1, len(seen) + 1)
     for one in reversed(windows):
         width = min(one or len(seen), len(seen))
-        share = torch.from_numpy(seen / np.minimum(count, width))[:, None]
-        seen[:] = (1 - alpha) * seen + alpha * sums_ahead(share, width)[:, 0].numpy()
+        seen[:] = (1 - alpha) * seen + alpha * _sums_ahead(seen / np.minimum(count, width), width)
     return row
+
+
+def _sums_ahead(x: Float[np.ndarray, " n"], reach: int) -> Float[np.ndarray, " n"]:
+    """Of each entry and those behind it, `reach` in all.
+
+    The rest of the entry's own chunk and the beginning of the next: differences of running sums would leave rounding where
+    the answer is zero, out of a window's reach, and drown small entries in the rounding of large ones.
+    """
+    chunks = np.pad(x, (0, (-len(x)) % reach + reach)).reshape(-1, reach)
+    rest = chunks[:, ::-1].cumsum(1)[:, ::-1].copy()
+    rest[:-1, 1:] += chunks[1:, :-1].cumsum(1)
+    return rest.ravel()[: len(x)]
 
 
 def cesaro_density(x: int | float | ArrayLike, blocks: int, *, alpha: float = 1.0) -> Float[np.ndarray, "*x"]:
@@ -173,14 +182,12 @@ def fit_alpha(profile: ArrayLike, blocks: int, *, window: Windows = None, query:
         query: the position the sensitivities are of, counted from the end if negative.
 
     Raises:
-        InputError: the profile is not one-dimensional, has values that are negative or not finite, or shares fewer than
-            3 positive positions with the theory (two say little about a shape); or as in `cesaro_row`.
+        InputError: the profile has values that are negative or not finite, or shares fewer than 3 positive positions with
+            the theory (two say little about a shape); or as in `cesaro_row`.
 
     Source: the curves are [Chowdhury]'s, arXiv 2603.10123; fitting alpha is ours.
     """
     measured = np.asarray(profile, dtype=np.float64)
-    if measured.ndim != 1 or not len(measured):
-        raise InputError(f"the profile has shape {list(measured.shape)}; give one dimension, [position]")
     good = np.isfinite(measured) & (measured >= 0)
     if not np.all(good):
         at = int(np.argmin(good))

@@ -104,7 +104,7 @@ multiplied by the mean over experts, E sum_e w_ie w_ke for router logits of cova
 own part; a router's bias, 1/d of its logits' covariance, is left out. Attention is uniform: where queries and keys are
 normed (Qwen3, Gemma 3, OLMo) this is not what fresh models do.
 
-Costs in multiply-adds, per block: uniform O(T^2 f); measured 2 T^3 per head; the score path 3/4 T^2 c^2 + T c^3 more, c
+Costs in multiply-adds, per block: uniform O(T^2 (f + T)); measured 2 T^3 per head; the score path T^2 c^2 + T c^3 more, c
 the head width (causal patterns; `score_path`).
 """
 
@@ -241,7 +241,7 @@ def second_moment_from_config(
     Args:
         config: a transformers configuration, a dictionary or config.json of one, a folder with that file, a bundled name, a
             view, or a `Birth` that says what weights are drawn from.
-        length: positions; taken from `tokens` if those are given.
+        length: positions, unless `tokens` are given.
         tokens: ids [prompt, position]. Only which of them are equal matters: equal tokens have equal embeddings. Without
             them all are taken to differ.
         initialization: the rule that weights are drawn by; if not given, the one by which a view's fresh weights were
@@ -260,11 +260,6 @@ def second_moment_from_config(
     """
     check_choice("adding", adding, ("powers", "amplitudes"))
     birth = born(config, initialization=initialization)
-    whole: Any = tokens  # may be anything where types are not checked
-    if tokens is not None and not (isinstance(whole, Tensor) and whole.ndim == 2 and not whole.is_floating_point()):
-        raise InputError("tokens are no ids [prompt, position]; give a torch tensor of int64 with two dimensions")
-    if tokens is not None and length not in (None, tokens.shape[1]):
-        raise InputError(f"length={length} and prompts of {tokens.shape[1]} tokens differ; leave length out")
     if tokens is None and not (isinstance(length, int) and length >= 1):
         raise InputError(f"length={length} is no number of positions; give at least 1, or tokens")
     positions = int(length or 0) if tokens is None else tokens.shape[1]
@@ -274,7 +269,7 @@ def second_moment_from_config(
         )
     profiles = []
     for prompt in [None] if tokens is None else tokens.cpu():
-        stream = born_stream(birth, length if prompt is None else len(prompt), prompt)  # type: ignore[arg-type]
+        stream = born_stream(birth, positions, prompt)
         blocks = []
         for layer in range(birth.spec.blocks):
             blocks.append(BornBlock(birth, layer, stream))
@@ -285,7 +280,7 @@ def second_moment_from_config(
             gram, row = (block.down(gram), row) if adding == "powers" else (gram, block.down_amplitudes(row))
         profiles.append(gram.diagonal().clamp_min(0).sqrt() if adding == "powers" else row)
     options = {"measurement": "second_moment_from_config", "length": length, "spec": asdict(birth.spec)}
-    options |= {"adding": adding} if adding != "powers" else {}
+    options |= {"adding": adding}
     drawn = {} if birth.initialization is None else {"initialization": birth.initialization}
     attrs, label = attributes({"options": options} | drawn) | made_with(), LABEL | drawn
     if tokens is None:

@@ -35,6 +35,25 @@ that a walk from i, which takes one step per layer from the top down, ends at j.
   sum_p s_p theta_p^2 / 2, and planes within one turn, (T-1) theta_p < 2 pi, keep a above 0. Faster planes add to b alone.
   An angle adds s_p sin(phi_p) sin(x theta_p), which is linear in x: it has to be small beside theta_p, or positive.
   Queries and keys of random directions do not have that.
+
+Rows of attention that do not sum to 1, sigmoid or ReLU in place of softmax. A(t)_ij >= 0 is the weight of position j for
+query i, whatever its row sums to. Rows of the product P(t) do not sum to 1 either; what is compared is each position's share
+of its row. The theorems are about walks, that is about rows that sum to 1; the paper remarks that other attention need not
+take all mass to the first token. What follows is ours.
+
+- Let s_j(t) be the sum of row j of P(t). The shares after layer t are those of the patterns
+  A_ij s_j(t-1) / sum_k A_ik s_k(t-1), whose rows do sum to 1: a position weighs the more, the more has reached it. Under
+  softmax all s are 1, and nothing changes. Under a causal mask the first token reads only itself, so that s_0(t) is the
+  product of its weights A_00, while others collect: the least entry of those patterns may fall with depth, and
+  Theorem 4.1 then has no eps to stand on.
+- Equal weights below and on the diagonal, as of a sigmoid at logits 0: P is that weight's power times the number of paths
+  C(t+x, x), and token 0 has the share (t+1) / (t+T) of the last query. The rest, (T-1) / (t+T), goes like 1 / t and not
+  exponentially.
+- One pattern in every layer, lower triangular and positive: its diagonal has its eigenvalues, and the largest, at m, wins.
+  Shares converge to the left eigenvector of m, which has no entry above m and has some at every position up to it. So all
+  mass goes to the first token only if no other weighs itself more. Softmax does that, A_00 being 1, and a sigmoid does not.
+- Rows divided by their sums are patterns as those of softmax: with a least entry above zero Theorem 4.1 holds. ReLU has no
+  such entry: it takes edges out of the mask, and a query whose keys are all below zero receives nothing.
 """
 
 from __future__ import annotations
@@ -64,10 +83,10 @@ class Bounds(NamedTuple):
 
 
 def visible(length: int, *, window: int | None = None, prefix: int | None = None) -> Bool[np.ndarray, "query key"]:
-    """Which keys a query sees: those up to itself; of them the last `window`; or also all of the first `prefix`.
+    """Which keys a query sees: those up to itself; of them the last `window`; also all of the first `prefix`.
 
     Raises:
-        InputError: a number is out of its range, or a window and a prefix are both given (no theorem here has both).
+        InputError: a number is out of its range.
 
     Source: [Wu], arXiv 2502.01951, the masks of Theorems 4.1, 4.2 and 4.3.
     """
@@ -75,8 +94,6 @@ def visible(length: int, *, window: int | None = None, prefix: int | None = None
     back = np.arange(length)[:, None] - np.arange(length)
     mask = back >= 0
     if window is not None:
-        if prefix is not None:
-            raise InputError(f"a window of {window} and a prefix of {prefix} are both given; give one of them")
         at_least("window", window, 1)
         mask &= back < window
     if prefix is not None:
@@ -177,8 +194,11 @@ def decay_rollout(distance: int | float | ArrayLike, t: int, m: float) -> Float[
     Source: [Wu], arXiv 2502.01951, Theorem 4.5.
     """
     _rate("m", m)
-    x = _distances(distance)
-    return _curve(_paths(x, t) - x * m)
+    x = np.asarray(distance, dtype=np.float64)
+    if not np.all(np.isfinite(x) & (x >= 0)):
+        raise InputError(f"distance is {x[~(np.isfinite(x) & (x >= 0))].flat[0]}; give tokens, 0 or more")
+    with np.errstate(over="ignore"):  # more paths than float64 can count are infinitely many
+        return np.asarray(np.exp(_paths(x, t) - x * m))
 
 
 def decay_bounds(length: int, t: int, m: float, B: float) -> Bounds:
@@ -218,27 +238,6 @@ def decay_peak(t: int, m: float) -> float:
     return t * math.exp(-m) / -math.expm1(-m) if m > 0 else math.inf
 
 
-def rope_rollout(distance: int | float | ArrayLike, t: int, c: float, theta: float) -> Float[np.ndarray, "*distance"]:
-    """C(t+x, x) e^{-c x^2 theta^2}, the theorem's shape over the distance x = i - j for t + 1 layers with RoPE.
-
-    No probability, and of the shape of `distance`. The module's text says what the theorem's constants hide.
-
-    Args:
-        distance: i - j in tokens, 0 or more.
-        t: index of the top layer, the lowest being 0.
-        c: what a logit loses per squared radian of turn, 0 or more.
-        theta: radians per token of the plane that turns.
-
-    Raises:
-        InputError: a number is out of its range.
-
-    Source: [Wu], arXiv 2502.01951, Theorem 4.7.
-    """
-    rate = _turning(c, theta)
-    x = _distances(distance)
-    return _curve(_paths(x, t) - x**2 * rate)
-
-
 def turned_loss(
     length: int, strength: ArrayLike, theta: ArrayLike, phase: ArrayLike = 0.0
 ) -> Float[np.ndarray, " distance"]:
@@ -250,16 +249,10 @@ def turned_loss(
         theta: radians per token by which the plane turns.
         phase: phi_p, radians from the key to the query in the plane, before they are turned.
 
-    Raises:
-        InputError: a number is out of its range.
-
     Source: ours, for App. I of [Wu], arXiv 2502.01951.
     """
-    at_least("length", length, 1)
-    planes = np.stack(np.broadcast_arrays(*(np.atleast_1d(one) for one in (strength, theta, phase)))).astype(np.float64)
-    if not np.isfinite(planes).all() or (planes[0] < 0).any():
-        raise InputError("strength, theta and phase are not all finite, or a strength is negative; give finite numbers")
-    size, angle, apart = planes[:, :, None]
+    planes = np.broadcast_arrays(*(np.atleast_1d(one) for one in (strength, theta, phase)))
+    size, angle, apart = (one[:, None] for one in planes)
     return (size * (np.cos(apart) - np.cos(angle * np.arange(length) + apart))).sum(0)
 
 
@@ -273,7 +266,7 @@ def turned_bounds(loss: Float[np.ndarray, " distance"], t: int, B: float) -> Bou
     """What entry i, j of a rollout of t + 1 layers with logits l_ij - f(i-j), |l_ij| <= B, lies between.
 
     One plane is the case f(x) = c theta^2 x^2 of Theorem 4.7: with r = c theta^2 and Z = sum_{k<T} e^{-r k^2},
-    (e^{-2B} / Z)^(t+1) times `rope_rollout`, as the squared steps of a path add up to x^2 at most; and
+    (e^{-2B} / Z)^(t+1) C(t+x, x) e^{-r x^2}, as the squared steps of a path add up to x^2 at most; and
     e^{2B(t+1)} C(t+x, x) e^{-r x^2 / (t+1)}, as they add up to x^2 / (t+1) at least; never above 1. The module's text has
     the derivation for several planes and what it needs.
 
@@ -288,8 +281,6 @@ def turned_bounds(loss: Float[np.ndarray, " distance"], t: int, B: float) -> Bou
     Source: [Wu], arXiv 2502.01951, Lemma 4.6 and Theorem 4.7; the upper bound's exponent and several planes (App. I) are
     ours.
     """
-    if not len(loss) or loss[0] or not np.isfinite(loss).all():
-        raise InputError("loss is not finite, or not 0 at distance 0; give one as of turned_loss")
     low, high = turned_rates(loss)
     squares = np.arange(len(loss), dtype=np.float64) ** 2
     most, least = (squares * rate / (t + 1 if spread else 1) for rate, spread in ((high, high < 0), (low, low > 0)))
@@ -297,10 +288,11 @@ def turned_bounds(loss: Float[np.ndarray, " distance"], t: int, B: float) -> Bou
 
 
 def rope_peak(t: int, c: float, theta: float, length: int) -> int:
-    """The distance from 0 to T - 1 at which `rope_rollout` is largest, the larger one of two that are equal. Tokens.
+    """The distance from 0 to T - 1 at which C(t+x, x) e^{-c x^2 theta^2} is largest, the larger one of two equal. Tokens.
 
-    The product of the decays themselves, without logits or normalizers, peaks there or further back: a path's weight
-    is the curve's times e^{2 r (sum of products of two steps)}, and one more unit of distance only adds to that sum.
+    `c` is what a logit loses per squared radian of turn, `theta` radians per token of the plane that turns. The product of
+    the decays themselves, without logits or normalizers, peaks there or further back: a path's weight is the curve's times
+    e^{2 r (sum of products of two steps)}, and one more unit of distance only adds to that sum.
 
     Raises:
         InputError: a number is out of its range.
@@ -309,9 +301,37 @@ def rope_peak(t: int, c: float, theta: float, length: int) -> int:
     """
     at_least("length", length, 1)
     at_least("t", t, 0)
+    _rate("c", c)
     x = np.arange(length - 1, dtype=np.float64)
     # The growth from x to x + 1 falls with x, so that the curve rises as often as it is 1 or more.
-    return int(np.sum(np.log1p(t / (x + 1)) >= _turning(c, theta) * (2 * x + 1)))
+    return int(np.sum(np.log1p(t / (x + 1)) >= c * theta**2 * (2 * x + 1)))
+
+
+def shares(weights: Float[np.ndarray, "layer query key"]) -> Float[np.ndarray, "layer query key"]:
+    """Rows of all partial products, each divided by its sum, lowest layer first; zeros where nothing reaches a query.
+
+    Args:
+        weights: one matrix per layer, entries 0 or more, rows of any sum.
+
+    Raises:
+        InputError: the weights are not [layer, position, position], or some are negative or not finite.
+
+    Source: ours; for rows that sum to 1, P(t) of [Wu], arXiv 2502.01951.
+    """
+    factors = np.asarray(weights, dtype=np.float64)
+    if factors.ndim != 3 or factors.shape[1] != factors.shape[2] or not factors.size:
+        raise InputError(f"weights have shape {list(factors.shape)}; give [layer, query, key], as many keys as queries")
+    if not (np.isfinite(factors) & (factors >= 0)).all():
+        raise InputError("some weights are negative or not finite; give numbers, 0 or more")
+    reached, below, found = np.zeros(factors.shape[1]), np.eye(factors.shape[1]), np.empty_like(factors)
+    with np.errstate(divide="ignore"):
+        logs = np.log(factors)
+    for layer, weight in enumerate(logs):
+        paths = weight + reached  # by logarithms: products of many layers leave float64's range
+        reached = np.asarray(logsumexp(paths, axis=1))
+        pattern = np.exp(paths - np.where(np.isfinite(reached), reached, 0.0)[:, None])
+        found[layer] = below = pattern @ below
+    return found
 
 
 def _paths(distance: Float[np.ndarray, "*x"], t: int) -> Float[np.ndarray, "*x"]:
@@ -331,29 +351,6 @@ def _bounds(
     return Bounds(np.exp(low), np.exp(np.minimum(high, 0.0)))
 
 
-def _curve(logs: ArrayLike) -> Float[np.ndarray, "*x"]:
-    with np.errstate(over="ignore"):  # more paths than float64 can count are infinitely many
-        return np.asarray(np.exp(logs))
-
-
-# --------------------------------------------------------------------------------------------------------- input checks
-
-
 def _rate(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
         raise InputError(f"{name} is {value}; give a finite number, 0 or more")
-
-
-def _turning(c: float, theta: float) -> float:
-    """c theta^2, what a logit loses per squared token."""
-    _rate("c", c)
-    if not math.isfinite(theta):
-        raise InputError(f"theta is {theta}; give finite radians per token")
-    return c * theta**2
-
-
-def _distances(distance: int | float | ArrayLike) -> Float[np.ndarray, "*x"]:
-    x = np.asarray(distance, dtype=np.float64)
-    if not np.all(np.isfinite(x) & (x >= 0)):
-        raise InputError(f"distance is {x[~(np.isfinite(x) & (x >= 0))].flat[0]}; give tokens, 0 or more")
-    return x

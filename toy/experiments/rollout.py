@@ -17,14 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from probes.charts import BLUE, CYCLE, DASHED, DOTTED, GREY, ORANGE, Panel, Series, curves, depth_color, panels
+from probes.charts import BLUE, CYCLE, DASHED, DOTTED, ORANGE, Panel, Series, curves, depth_color, panels
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import QUARTER, Told, above, between
 from probes.measure import Headline
 from probes.results.tables import Table
 from probes.theory.rollout import decay_peak, rope_peak, turned_rates
-from probes.theory.unnormalized import even_shares
 
 from .reading import (
     OVER_RUNS,
@@ -125,12 +124,6 @@ def _by_layer(ds: xr.Dataset, dim: str, peak: Callable[[int, float], float]) -> 
 def peaks(ds: xr.Dataset, name: str) -> xr.DataArray:
     """Distance at which measured curves are largest."""
     return ds[f"{name}_curve"].argmax("distance")
-
-
-def even_beyond(ds: xr.Dataset) -> xr.DataArray:
-    """(T - 1) / (t + T) by layer t: the share beyond the first token if all weights are equal and not normalized."""
-    shares = [even_shares(setting(ds, "length"), t)[:-1].sum() for t in ds["layer"].values.tolist()]
-    return xr.DataArray(shares, {"layer": ds["layer"].values}, ("layer",))
 
 
 def least_rates(ds: xr.Dataset) -> xr.DataArray:
@@ -392,12 +385,17 @@ CAPTION = (
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
     """Theorems 4.1, 4.2, 4.5 and 4.7 on toys with the smallest logits or noise."""
-    rows = [
-        Panel("mass beyond the first token, causal mask", _masses, height=2.7),
-        Panel("mass beyond the first token, windows", _windows, height=2.7),
-        Panel("distance of the peak under decay", _decay_peaks, height=2.7),
-        Panel("distance of the peak with RoPE", _rope_peaks, height=2.7),
-    ]
+    decay, rope = peaks(ds, "decay").isel(scale=0), peaks(ds, "rope").isel(noise=0)
+    products = {"-": rope_paths(ds), DOTTED: rope_stars(ds)}
+    drawn = {
+        "mass beyond the first token, causal mask": _masses,
+        "mass beyond the first token, windows": _windows,
+        "distance of the peak under decay": lambda cell, ds: _peaks(
+            cell, decay, {"-": decay_stars(ds)}, "nats per token"
+        ),
+        "distance of the peak with RoPE": lambda cell, ds: _peaks(cell, rope, products, "rad per token"),
+    }
+    rows = [Panel(name, draw, height=2.7) for name, draw in drawn.items()]
     return {"": panels({TITLE: fresh(ds)}, rows, CAPTION)}
 
 
@@ -415,7 +413,6 @@ def _masses(cell: Axes, ds: xr.Dataset) -> None:
     for source, color in zip(ds["source"].values, CYCLE, strict=False):
         _line(cell, causal["outside"].sel(source=source), str(source), color)
     _line(cell, beyond.sel(attention="sigmoid"), "sigmoid", ORANGE, width=3.0, alpha=0.6)
-    _line(cell, even_beyond(ds), "equal weights", GREY, line=DOTTED)
     _line(cell, beyond.sel(attention=f"sigmoid{SUMMED}"), f"sigmoid{SUMMED}", ORANGE, line=DASHED)
 
 
@@ -428,14 +425,6 @@ def _windows(cell: Axes, ds: xr.Dataset) -> None:
         color = to_hex(depth_color(n, len(cases)))
         _line(cell, of["outside"].sel(case=case), name, color)
         _line(cell, of["outside_bound"].sel(case=case), "", color, line=DASHED, width=0.8)
-
-
-def _decay_peaks(cell: Axes, ds: xr.Dataset) -> None:
-    _peaks(cell, peaks(ds, "decay").isel(scale=0), {"-": decay_stars(ds)}, "nats per token")
-
-
-def _rope_peaks(cell: Axes, ds: xr.Dataset) -> None:
-    _peaks(cell, peaks(ds, "rope").isel(noise=0), {"-": rope_paths(ds), DOTTED: rope_stars(ds)}, "rad per token")
 
 
 def _peaks(cell: Axes, at: xr.DataArray, lines: Mapping[Any, xr.DataArray], unit: str) -> None:

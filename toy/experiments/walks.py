@@ -42,12 +42,12 @@ from probes.theory.rollout import (
     causal_bound,
     decay_bounds,
     rollout,
+    shares,
     turned_bounds,
     turned_loss,
     visible,
     window_bound,
 )
-from probes.theory.unnormalized import shares
 
 from .. import checks
 from ..model import THETA, Architecture, Switches, initial

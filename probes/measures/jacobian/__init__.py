@@ -20,15 +20,15 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ... import options
-from ...charts import DASHED, DOTTED, FRESH, PURPLE, THEORY, TRAINED, Panel, Series, curves, panels, position_axis
+from ...charts import DASHED, FRESH, PURPLE, THEORY, TRAINED, Panel, Series, curves, panels, position_axis
 from ...errors import InputError
 from ...measure import Headline, Measure, Unit
 from ...models.initialization import CONFIG, check_rule
 from ...models.view import View
-from ...results.curves import band, by_condition, rms_profiles, spearman
+from ...results.curves import band, by_condition, rms_profiles
 from ...results.dataset import combine, drawn_from, options_of
 from ...results.profiles import profiles
-from ...results.tables import Table, number
+from ...results.tables import Table
 from ...results.ushape import NUMBERS, SHORTEST, numbers, troughs
 from ...run.progress import Progress, part
 from ...run.store import Store
@@ -40,14 +40,12 @@ from .compute import Method as Method
 from .compute import jacobian as jacobian
 
 CONDITIONS = ("init", "pretrained")
-KERNELS: dict[
-    str, dict[str, Any]
-] = {  # theories, as `kernel.second_moment` takes them; "config" is from the config alone
+# Theories, as `kernel.second_moment` takes them; "config" is from the config alone.
+KERNELS: dict[str, dict[str, Any]] = {
     "uniform": {"attention": "uniform"},
     "values": {"attention": "measured"},
     "score_path": {"attention": "measured", "score_path": True},
 }
-OF_PATHWAY = {"total": ("score_path",), "value": ("values",), "score": ()}  # the theory that belongs to a pathway
 
 CAPTION = (
     "Geometric mean over prompts and seeds of ||J||/sqrt(d) rms(x)/rms(h). Bands: smallest to largest seed, or two "
@@ -58,7 +56,6 @@ LOOKS = {
     "init-nope": ("fresh, no positions", PURPLE),
     "pretrained": ("pretrained", TRAINED),
 }
-PREDICTED = {"score_path": ("predicted by the kernel", DASHED), "values": ("kernel, values alone", DOTTED)}
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,7 @@ class Options(options.Options):
     readout: Literal["residual", "normed", "logits"] = options.option(
         "Before or after the final norm, or the logits.", "residual"
     )
-    pathway: Literal["total", "value", "score"] = options.option(
-        "All paths, those with every attention pattern held constant, or the rest.", "total"
-    )
     query: int = options.option("The position read out; negative counts from the end.", -1)
-    from_layer: int = options.option("Sensitivity to this block's input instead of the embeddings.", 0)
 
     def values(self) -> dict[str, Any]:
         """As `profile` takes them, with `conditions`, `seeds` and `no_rope` for `units`.
@@ -119,13 +112,10 @@ def units(values: Mapping[str, Any]) -> list[Unit]:
     fresh = ["init"] * ("init" in values["conditions"]) + ["init-nope"] * values["no_rope"]
     for condition in fresh:
         for seed in range(values["seeds"]):
-            weights = partial(_fresh, seed=seed, positional=condition == "init", initialization=rule)
+            drawn = {"seed": seed, "positional": condition == "init", "initialization": rule}
+            weights = partial(lambda how, model: model.reinitialized(**how), drawn)
             found.append(Unit(f"{condition} {seed}", measured, weights, {"seed": seed}))
     return found
-
-
-def _fresh(model: View, **how: Any) -> View:
-    return model.reinitialized(how.pop("seed"), **how)
 
 
 def profile(
@@ -143,8 +133,7 @@ def profile(
 
     Args:
         model, tokens, pieces, progress: as of `jacobian`; so are all of `how`.
-        theories: names of `KERNELS`, or "config"; what belongs to the pathway if not given, where the model's blocks can be
-            taken apart.
+        theories: names of `KERNELS`, or "config"; "score_path" if not given, where the model's blocks can be taken apart.
         by_path: also the value and the score path, as the variables `value` and `score`.
         initialization: what "config" draws from.
 
@@ -157,18 +146,17 @@ def profile(
     at = how.get("query", -1)
     if 0 <= (at + tokens.shape[1] if at < 0 else at) < SHORTEST - 1:
         raise InputError(f"{tokens.shape[1]} tokens, query {at}: no middle to compare with; give at least {SHORTEST}")
-    pieces, pathway = pieces or Store(), how.pop("pathway", "total")
-    place = {name: how[name] for name in ("readout", "query", "from_layer") if name in how}
+    pieces, pathway = pieces or Store(), "all" if by_path else "total"
+    place = {name: how[name] for name in ("readout", "query") if name in how}
     if theories is None:
         layers = range(1 if model.offloaded else model.spec.blocks)  # the first stands for all that are fetched
-        theories = OF_PATHWAY[pathway] if all(model.parts(layer) is not None for layer in layers) else ()
+        theories = ("score_path",) if all(model.parts(layer) is not None for layer in layers) else ()
     tell = [part(progress, n / (1 + len(theories)), (n + 1) / (1 + len(theories))) for n in range(1 + len(theories))]
-    ds = jacobian(model, tokens, pathway="all" if by_path else pathway, pieces=pieces, progress=tell[0], **how)
+    ds = jacobian(model, tokens, pathway=pathway, pieces=pieces, progress=tell[0], **how)
     if by_path:
-        paths = {path: ds["sensitivity"].sel(pathway=path, drop=True) for path in ("value", "score")}
-        ds = ds.sel(pathway=pathway, drop=True)
-        for path, values in paths.items():
-            ds[path] = values.assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
+        paths, ds = ds["sensitivity"], ds.sel(pathway="total", drop=True)
+        for path in ("value", "score"):
+            ds[path] = paths.sel(pathway=path, drop=True).assign_attrs(long_name=f"||J_j||_F / sqrt(d), {path} path")
     for name, told in zip(theories, tell[1:], strict=True):
         if name == "config":
             predicted = kernel.second_moment_from_config(model, tokens=tokens, initialization=initialization)
@@ -184,8 +172,7 @@ def profile(
 def joined(results: Sequence[xr.Dataset], model: View) -> xr.Dataset:
     """All conditions and seeds, and [Chowdhury]'s N^L: `theory_cesaro` [condition, position] with its best `alpha`."""
     ds = combine(results)
-    at, lowest = options_of(ds)["query"], options_of(ds)["from_layer"]
-    windows = model.spec.windows[lowest:]
+    at, windows = options_of(ds)["query"], model.spec.windows
     curves = np.full((ds.sizes["condition"], ds.sizes["position"]), np.nan, dtype=np.float32)
     alphas = np.full(ds.sizes["condition"], np.nan)
     measured = rms_profiles(ds)
@@ -263,10 +250,10 @@ COLUMNS = ("model", "condition", "seeds", *(h.name for h in HEADLINES), "trough"
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """Every number of every condition, and how alike fresh profiles with and without positional encoding are."""
+    """Every number of every condition."""
     from ...headlines import numbers as numbers_of
 
-    rows, alike = [], []
+    rows = []
     for model, ds in results.items():
         found = {(n.name, n.where): n.text for n in numbers_of(MEASURE, ds)}
         for condition, runs in rms_profiles(ds).items() if "pathway" not in ds.dims else ():
@@ -274,12 +261,8 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             error = float(np.sqrt(np.mean((first.stderr[seen] / first.mean[seen]) ** 2)))
             texts = [found.get((name, condition), "no middle") for name in COLUMNS[3:-1]]
             rows.append([model, condition, str(len(runs)), *texts, "-" if np.isnan(error) else f"{error:.2%}"])
-        shapes = {condition: band([run.mean for run in runs]).centre for condition, runs in profiles(ds).items()}
-        if {"init", "init-nope"} <= set(shapes):
-            alike.append([model, number(spearman(shapes["init"], shapes["init-nope"]), ".3f")])
     title = "Profiles" + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results))
-    more = Table("Fresh profiles with and without positional encoding", ("model", "rank correlation"), alike)
-    return [Table(title, COLUMNS, rows), *([more] if alike else [])]
+    return [Table(title, COLUMNS, rows)]
 
 
 def profile_series(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Series]:
@@ -302,16 +285,16 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
     def draw(cell: Axes, ds: xr.Dataset) -> None:
         drawn = list(profile_series(ds).values())
-        for name, (label, line) in PREDICTED.items():
-            series = profile_series(ds, f"theory_{name}").get("init")
-            if series is not None:
-                drawn.append(Series(label, series.y, THEORY, x=series.x, line=line, width=1.2))
+        if predicted := profile_series(ds, "theory_score_path").get("init"):
+            label = "predicted by the kernel"
+            drawn.append(Series(label, predicted.y, THEORY, x=predicted.x, line=DASHED, width=1.2))
         curves(cell, drawn, log=True)
         position_axis(cell)
 
     return panels(results, [Panel("relative sensitivity to the input", draw, share=True, height=2.8)], CAPTION)
 
 
+TRIAL: Any = {"method": "sketch", "products": 32}
 MEASURE = Measure(
     name="jacobian",
     question="How strongly does the output depend on each input position, fresh and trained?",
@@ -331,11 +314,7 @@ MEASURE = Measure(
     defaults={"prompts": 16},
     trials={
         "jacobian, exact": lambda model, tokens: jacobian(model, tokens[:1], readout="logits"),
-        "jacobian, sketch": lambda model, tokens: jacobian(
-            model, tokens[:2], method="sketch", products=32, pathway="all", from_layer="all"
-        ),
-        "jacobian, fresh weights": lambda model, tokens: jacobian(
-            model.reinitialized(0), tokens[:2], method="sketch", products=32
-        ),
+        "jacobian, sketch": lambda model, tokens: jacobian(model, tokens[:2], **TRIAL, pathway="all", from_layer="all"),
+        "jacobian, fresh weights": lambda model, tokens: jacobian(model.reinitialized(0), tokens[:2], **TRIAL),
     },
 )

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -68,9 +68,7 @@ PATHWAYS: tuple[Pathway, ...] = ("total", "value", "score")
 PRODUCTS = 64  # the sketch's default budget per prompt
 SHARE = 1 / 8  # of the products: random directions, and as many forward ones; so half of all go to the basis
 FORWARD = 2  # products that a forward one counts as: it takes a pass, a product about half of that
-FLOOR = (
-    0.01  # of the median square: positions below count less, since they would have to be moved further than all others
-)
+FLOOR = 0.01  # of the median square: positions below count less, since they would have to be moved furthest of all
 NEGLIGIBLE = 0.1  # of images of length 1: rounding would choose shorter directions, and another one on every device
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
@@ -181,10 +179,9 @@ def jacobian(
                 pace.slow_down(error, model, end)
             report.done = before
 
-    def expect(numbers: Iterable[int]) -> None:
-        report.expect(float(len(list(numbers)) * planned))
-
-    by_prompt = (pieces or Store()).each("jacobian", len(tokens), measured, before=expect)
+    by_prompt = (pieces or Store()).each(
+        "jacobian", len(tokens), measured, before=lambda numbers: report.expect(float(len(list(numbers)) * planned))
+    )
     report.finish()
     used = by_prompt.stacked("engines")
     place = {"readout": readout, "pathway": pathway, "query": at, "from_layer": from_layer}

@@ -32,24 +32,26 @@ import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from ... import options
-from ...errors import InputError
-from ...measure import Headline, Measure
-from ...models.checks import check_tokens, not_finite
-from ...models.edited import passing
-from ...models.load import takes_model
-from ...models.swap import unswapped
-from ...models.view import Edit, View
-from ...results.dataset import dataset, provenance
-from ...results.tables import Table, number
-from ...results.variables import Variable, labelled
-from ...run.memory import Retry
-from ...run.precision import double
-from ...run.progress import Progress, Tally
-from ...run.store import Piece, Store
-from .chart import CAPTION, chart
+from .. import options
+from ..charts import BLUE, DASHED, GREEN, INK, VERMILLION, Panel, Series, block_axis, curves, level, panels
+from ..errors import InputError
+from ..measure import Headline, Measure
+from ..models.checks import check_tokens, not_finite
+from ..models.edited import passing
+from ..models.load import takes_model
+from ..models.swap import unswapped
+from ..models.view import Edit, View
+from ..results.dataset import dataset, provenance
+from ..results.tables import Table, number
+from ..results.variables import Variable, labelled
+from ..run.memory import Retry
+from ..run.precision import double
+from ..run.progress import Progress, Tally
+from ..run.store import Piece, Store
 
 STARTS = 64  # 2,016 pairs
 RANKS = 5  # dimensions named per layer; [Sun] finds at most four massive ones
@@ -68,7 +70,6 @@ VARIABLES = {
     "later_difference": Variable(_AT, "largest change of an entry at position 0 by other text behind it"),
     "norm_first": Variable(_AT, "|h|_2 at position 0, median over prompts"),
     "norm_others": Variable(_AT, "|h|_2 at other positions, median over positions and prompts"),
-    "median_magnitude": Variable(_AT, "median of |h| over positions and dimensions, mean over prompts"),
     "massive": Variable((*_AT, "rule"), "massive activations at position 0, mean over prompts", "dimensions"),
     "top_dimension": Variable((*_AT, "rank"), "dimension of the largest magnitude at position 0", "index"),
     "top_ratio": Variable((*_AT, "rank"), "its magnitude, mean over prompts, against the median"),
@@ -106,11 +107,10 @@ def trajectory(
         Dataset; `layer` runs from 0 to the number of blocks.
         [first, layer]: `later_difference`, the largest difference of any entry of position 0's stream when the text behind
         it is another prompt's (0 for a causal model; what is below `SAME` counts as that); `norm_first` and `norm_others`,
-        medians of |h|_2 at position 0 over prompts and elsewhere over positions and prompts; `median_magnitude`, of |h| over
-        a prompt's positions and dimensions, mean over prompts.
+        medians of |h|_2 at position 0 over prompts and elsewhere over positions and prompts.
         [first, layer, rule]: `massive`, number of dimensions at position 0, mean over prompts.
         [first, layer, rank]: `top_dimension`, those largest at position 0 by mean magnitude over prompts, and `top_ratio`,
-        that magnitude / median.
+        that magnitude / median, which is the mean over prompts of that of |h| over positions and dimensions.
         [place, layer]: `cosine` of pairs of starts, mean, `cosine_low`, `cosine_high`; place is "position 0" and, for models
         with BOS, "position 1 behind BOS". Attributes say what made it and which tokens the starts were (`start_ids`).
 
@@ -190,7 +190,6 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
         "later_difference": pieces.stacked("later").max(0),
         "norm_first": np.median(norms[:, :, 0], axis=0),
         "norm_others": np.median(norms[:, :, 1:], axis=(0, 2)),
-        "median_magnitude": median,
         "massive": np.stack([(sizes > limit).sum(-1).mean(0) for limit in limits], -1),
         "top_dimension": top.indices.numpy(),
         "top_ratio": ratio,
@@ -258,7 +257,6 @@ def pair_cosines(streams: Float[Tensor, "start layer d"]) -> tuple[np.ndarray, n
 
 # -------------------------------------------------------------------------------------------------------- what is shown
 
-TOGETHER = 0.99  # mean cosine from which the streams of different tokens count as one
 LARGEST = ("dimension", "/ median")
 COLUMNS = ("model", "first", "layer", "|h_0|", "|h|, others", "massive", "> 30", *LARGEST, "cosine", "behind BOS")
 
@@ -304,22 +302,57 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
             f"{model}: position 0 has {number(times.max())} times the norm of other positions in layer "
             f"{int(times.layer[int(times.values.argmax())])}; {reached}; there, different tokens have a cosine of "
             f"{number(ds.cosine[0, 0], '.3f')} at the embeddings and {number(ds.cosine[0, -1], '.3f')} before the final "
-            f"norm, {_together(ds.cosine[0].values)}."
+            "norm."
         )
     return lines
 
 
-def _together(course: Float[np.ndarray, " layer"]) -> str:
-    """From which layer on streams count as one; streams of length zero have no cosine."""
-    with np.errstate(invalid="ignore"):
-        alike = (course > TOGETHER) | np.isnan(course)
-    if not (course > TOGETHER).any():
-        return f"never above {TOGETHER:g}"
-    apart = np.flatnonzero(~alike)
-    first = int(apart[-1]) + 1 if len(apart) else 0
-    return (
-        f"above {TOGETHER:g} from layer {first} on" if first < len(course) else f"above {TOGETHER:g} for a while only"
-    )
+# What stands at position 0, and where starts stand.
+FIRSTS = {"bos": ("BOS", VERMILLION), "id": ("the prompts' one id", VERMILLION), "text": ("text", BLUE)}
+STOOD = {PLACES[0]: ("at position 0", INK), PLACES[1]: ("at position 1, behind BOS", GREEN)}
+CAPTION = (
+    "Dashed: the same at other positions, median. Cosines: each token alone at its position; bands hold 5 to 95 % of "
+    "pairs. The last stream is what the final norm reads."
+)
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """How the stream at position 0 grows, how soon different tokens become alike there, and which dimension carries it."""
+    rows = [
+        Panel("norm of the residual stream", _norms),
+        Panel("cosine of streams that started from different tokens", _cosines, share=True),
+        Panel("largest dimension at position 0, in medians of all", _largest),
+    ]
+    return panels(results, rows, CAPTION)
+
+
+def _norms(cell: Axes, ds: xr.Dataset) -> None:
+    for first in map(str, ds["first"].values):
+        (name, color), at, x = FIRSTS[first], ds.sel(first=first), ds["layer"]
+        here = Series(f"at position 0: {name}", at["norm_first"], color, x=x)
+        there = Series(f"elsewhere, {name} at 0", at["norm_others"], color, x=x, line=DASHED)
+        curves(cell, [there, here], log=True, decades=None)
+    _streams(cell, ds)
+
+
+def _cosines(cell: Axes, ds: xr.Dataset) -> None:
+    x = ds["layer"]
+    for place in map(str, ds["place"].values):
+        (name, color), at = STOOD[place], ds.sel(place=place)
+        curves(cell, [Series(name, at["cosine"], color, at["cosine_low"], at["cosine_high"], x=x)])
+    _streams(cell, ds)
+
+
+def _largest(cell: Axes, ds: xr.Dataset) -> None:
+    for first in map(str, ds["first"].values):
+        (name, color), at = FIRSTS[first], ds.sel(first=first)
+        curves(cell, [Series(name, at["top_ratio"].isel(rank=0), color, x=ds["layer"])], log=True, decades=None)
+    level(cell, RULES[MASSIVE][1], "massive: 1,000 medians")
+    _streams(cell, ds)
+
+
+def _streams(cell: Axes, ds: xr.Dataset) -> None:
+    block_axis(cell, ds["layer"].values, "block that reads the stream")
 
 
 MEASURE = Measure(
