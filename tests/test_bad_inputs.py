@@ -54,6 +54,7 @@ LOADED: dict[str, list[Row]] = {
     ],
     "jacobian SMALL": [
         ("", Q, damage.tensors_are(lambda tensors: tensors.pop(Q))),
+        ("", f"{Q} holds whole numbers (I8)", damage.tensors_are(lambda held: held.update({Q: held[Q].char()}))),
         ("", "gone.safetensors", damage.index_names("gone.safetensors")),
         ("", "pytorch_model.bin, which may run", damage.bomb("pytorch_model.bin"), damage.without(WEIGHTS[0])),
         ("", "adapter_config.json", damage.file_is("small/adapter_config.json", '{"peft_type": "LORA"}')),

@@ -8,6 +8,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -39,6 +40,16 @@ def refuse_adapter(folder: Path) -> None:
         raise InputError(
             f"{ADAPTER} makes this an adapter of another model; merge it into that model and save the result"
         )
+
+
+def refuse_codes(folder: Path) -> None:
+    """Raises InputError where weights are whole numbers, which transformers would read as if they were the weights."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - no mapping
+                kind = opened.get_slice(name).get_dtype()
+                if name.endswith(".weight") and kind[0] in "IU":  # leftovers such as stored masks may be of any kind
+                    raise InputError(f"{name} holds whole numbers ({kind}) instead of weights")
 
 
 def packed(folder: Path) -> list[str] | None:

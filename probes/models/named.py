@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
-from .checkpoint import CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, unpacked
+from .checkpoint import CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
 from .families import check_sizes, family_of
 from .gguf import SUFFIX, is_gguf
 from .identity import Stored, stored
@@ -240,6 +240,8 @@ def _read(folder: Path, how: Reading, name: str, tensors: dict[str, Tensor] | No
                 family_of(str(fields.get("model_type")))
             config = AutoConfig.from_pretrained(folder, trust_remote_code=how.trust)
             check_sizes(config)
+            if tensors is None and "quantization_config" not in fields:
+                refuse_codes(folder)
         if "initializer_range" not in fields:
             setattr(config, ASSUMED, True)
         model = _model(config, how, name, folder if tensors is None else tensors)
