@@ -63,7 +63,6 @@ def write(page: Page, out: str | Path) -> Path:
         headline=headline(judged),
         judged=sorted(judged, key=lambda claim: (VERDICTS.index(claim.verdict), origin(claim))),
         counts=Counter(claim.verdict for claim in judged),
-        open_claims=[claim for claim in page.claims if claim.verdict not in JUDGED],
         populations=POPULATIONS,
     )
     path = Path(out) / NAME
