@@ -36,6 +36,7 @@ from .results.statistics import Interval, apart, jackknifed, paired, units
 from .results.tables import Report, Table, interval, number
 
 COLUMNS = ("number", "of", "A", "B", "B against A", "interval")
+SETTINGS = ("text_source", "condition", "first_policy", "backend", "initialization", "headwater")  # attributes
 # Options that decide no number: what is resampled and drawn, and the name of the measurement.
 ASIDE = ("measurement", "seed", "bootstrap", "documents")
 
@@ -231,15 +232,7 @@ def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:
     """A line for each setting that differs and may make a difference of its own."""
     settings: list[dict[str, str]] = []
     for ds in (a, b):
-        recorded_as = {
-            "text": "text_source",
-            "condition": "condition",
-            "first token": "first_policy",
-            "backend": "backend",
-            "fresh weights": "initialization",
-            "version of headwater": "headwater",
-        }
-        of_run = {name: ", ".join(recorded(ds, attribute)) for name, attribute in recorded_as.items()}
+        of_run = {name.replace("_", " "): ", ".join(recorded(ds, name)) for name in SETTINGS}
         of_run |= {"dtype": " / ".join(number_types(ds)), "prompts": str(ds.sizes.get("prompt", 0))}
         options = {name: x for name, x in options_of(ds).items() if name not in ASIDE and x is not None}
         if options.get("method") in ("exact", "scalar"):  # as many as the width, or one

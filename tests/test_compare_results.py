@@ -228,7 +228,11 @@ def test_settings_that_differ_are_named(measured):
     options = '{"measurement": "leakage", "lags": [1, 2], "bootstrap": 7, "seed": 3}'
     other = ds.assign_attrs(text_source="prose", options=options, weights_file='{"types": {"Q4_0": 3, "F32": 1}}')
     said = " ".join(compare_results(ds, other).remarks)
-    for part in ("text: not said in A, prose in B", "float32 dequantized from Q4_0 in B", "8] in A, [1, 2] in B"):
+    for part in (
+        "text source: not said in A, prose in B",
+        "float32 dequantized from Q4_0 in B",
+        "8] in A, [1, 2] in B",
+    ):
         assert part in said
     assert not re.search("bootstrap|seed", said)
 
