@@ -215,12 +215,11 @@ def judge_courses(collected: Collected, tell: Tell) -> Judged | None:
 
     def words_and_test(courses: Mapping[str, Mapping[float, xr.Dataset]]) -> Told:
         rates = {model: {step: sink_rate(ds).value for step, ds in steps.items()} for model, steps in courses.items()}
-        at = {step: f"step {step:,.0f}" for course in rates.values() for step in course} | {math.inf: "the end"}
         words = (
-            f"{model}: {', '.join(f'{rate:.3f} at {at[step]}' for step, rate in course.items())}"
+            f"{model}: " + ", ".join(f"{rate:.3f} at step {step:,.0f}" for step, rate in course.items())
             for model, course in rates.items()
         )
-        return "; ".join(words), tell(list(rates.values()))
+        return "; ".join(words).replace("step inf", "the end"), tell(list(rates.values()))
 
     return judged(case(words_and_test, courses), f"{', '.join(courses)} over training", used) if courses else None
 
