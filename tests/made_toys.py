@@ -17,19 +17,9 @@ EXACT, NOISE = 1e-12, 1e-11  # float64, sums in another order; of a view's pass,
 # Cosines, sines and decays enter the pass as they were rounded to float32.
 ROUNDED = 1e-6
 TOKENS = torch.randint(VOCABULARY, (4, LENGTH), generator=torch.Generator().manual_seed(5))
-MASKS: tuple[dict[str, Any], ...] = (
-    {"mask": "causal"},
-    {"mask": "window", "window": 4},
-    {"mask": "prefix", "prefix": 4},
-    {"mask": "full"},
-)
-POSITIONS: tuple[dict[str, Any], ...] = (
-    {"positional": "none"},
-    {"positional": "learned"},
-    {"positional": "sinusoidal"},
-    {"positional": "rope"},
-    {"positional": "decay", "decay": 0.3},
-)
+MASKS: Any = ({"mask": "causal"}, {"mask": "window", "window": 4}, {"mask": "prefix", "prefix": 4}, {"mask": "full"})
+POSITIONS: Any = [{"positional": name} for name in ("none", "learned", "sinusoidal", "rope")]
+POSITIONS += [{"positional": "decay", "decay": 0.3}]
 CAUSAL = [m | p for m in MASKS[:2] for p in POSITIONS]
 AHEAD = [m | p for m in MASKS[2:] for p in POSITIONS[:4]]  # decay is a loss per token into the past
 LOOKS = CAUSAL + AHEAD

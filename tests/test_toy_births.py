@@ -49,7 +49,7 @@ def test_a_slope_among_covariates_is_that_of_the_normal_equations():
 
 
 def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
-    s = Settings(width=32, blocks=4, length=48, pairs=2, vocabulary=64)
+    s = Settings(width=32, blocks=4, length=48, vocabulary=64)
     flat, uniform = (rule_of(kind, s) for kind in ("flat-0.36", "uniform-0.36"))
     spreads, ends = [], []
     for rule in (flat, uniform):

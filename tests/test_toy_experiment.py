@@ -15,8 +15,8 @@ from kept import interrupting
 from matplotlib.figure import Figure
 
 from probes.claims.claim import Claim
+from probes.measure import Headline
 from probes.results.dataset import dataset, load, save
-from probes.results.tables import Table
 from toy import checks
 from toy import train as training
 from toy.experiments import experiment as frame
@@ -65,7 +65,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
     module: Any = ModuleType("toy.experiments.tiny_one")
     module.Settings, module.QUICK = Settings, Settings(steps=20, targets=(0,))
     module.measure, module.claims, module.charts = measured, claimed, lambda ds: {"": Figure()}
-    module.tables = lambda ds: [Table("Losses", ("target",), [[str(k)] for k in ds["target"].values])]
+    module.HEADLINES = [Headline("loss", lambda ds: ds["loss"])]
     monkeypatch.setitem(sys.modules, "toy.experiments.tiny_one", module)
     monkeypatch.setattr(frame, "EXPERIMENTS", (*frame.EXPERIMENTS, "tiny-one"))
     return module

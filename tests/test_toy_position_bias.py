@@ -56,10 +56,9 @@ def test_a_tiny_run_has_every_model_of_its_grid_and_the_numbers_of_its_models(ti
     there = ds["gap"].notnull().all("pair")
     assert int(there.sum()) == len(cases(s))
     assert all(bool(there.sel(case._asdict())) for case in cases(s))
-    for name in ("accuracy_by_position", "course_gap", "training_loss"):
+    for name in ("accuracy_by_position", "training_loss"):
         assert (ds[name].notnull().all([dim for dim in ds[name].dims if dim not in DIMS]) == there).all()
     # The last check is the trained model, on as many sequences.
-    np.testing.assert_array_equal(ds["course_gap"].isel(step=-1), ds["gap"])
     np.testing.assert_array_equal(ds["course_novel"].isel(step=-1), ds["novel_accuracy"])
     assert ds["step"].values.tolist() == [6]  # checks begin at step 100, or at the end of shorter training
     case = Case("text", "gaussian", 2, "causal", "rope", "off", "first-and-last", 1)

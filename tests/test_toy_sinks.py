@@ -19,11 +19,10 @@ from toy.experiments.in_context import (
     copied,
     looked_at,
     metrics,
-    pair_tests,
     patterns,
     uniform_sink,
 )
-from toy.experiments.position_bias import DIMS, PAIRS, Case, Settings, run_of
+from toy.experiments.position_bias import DIMS, Case, run_of
 from toy.model import Switches, block, embedded, initial
 from toy.tasks import InContext
 from toy.train import Run, Trained, logits, stacked, train
@@ -189,19 +188,3 @@ def test_answers_and_copied_labels_are_counted_one_by_one_however_sequences_are_
             among += given in labels
         assert (accuracy[n], shown[n]) == pytest.approx((right / 50, among / 50), abs=1e-6)
     assert 0 < shown.min() < shown.max() < 1
-
-
-def test_test_sets_depend_on_the_world_alone():
-    settings = Settings(width=8)
-    one, other, elsewhere = (
-        run_of(Case(scale, "gaussian", depth, "causal", "none", "off", training, 3), settings)
-        for scale, depth, training in (("text", 2, "first"), ("text", 4, "unbiased"), ("program", 2, "first"))
-    )
-    sets = [list(pair_tests(run, PAIRS.values(), 9, torch.device("cpu"))) for run in (one, other, elsewhere)]
-    for (a, b, x), (c, d, y), (_, _, z) in zip(*sets, strict=True):
-        assert (a, b) == (c, d)
-        assert b in (1, -1)
-        assert torch.equal(x.inputs, y.inputs)
-        assert torch.equal(x.hidden, y.hidden)
-        assert not torch.equal(x.inputs, z.inputs)
-    assert not torch.equal(sets[0][0][2].inputs, sets[0][1][2].inputs)

@@ -142,7 +142,6 @@ def test_statements_follow_the_numbers_that_they_read(name, variable, where, val
     ("name", "settings", "judged"),
     [
         ("retrieval", {"attention": "sigmoid"}, 0),
-        ("retrieval", {"vocabulary": 20}, 13),  # nobody has published curves of those
         ("previous-token", {"steps": 1000}, 19),  # shorter runs do not judge published numbers
         ("previous-token", {"context": 5}, 19),
         ("exchanges", {"vocabulary": 30}, 0),

@@ -30,7 +30,7 @@ _TINY = {
     " peak-layers=4 peak-decays=0.3,0.7 planes=11,13",
     "petroglyph": "seeds=2 steps=40 tests=200 length=4 sequences=2 norm=none,rms width=4 batch=32",
     "births": "kinds=uniform-0.36,flat-0.36 seeds=0 steps=8 checkpoints=0,4 batch=2 length=32 width=16 blocks=2"
-    f" vocabulary=400 text={HELDOUT} heldout-characters=4000 prompts=2 products=8 pairs=2 contexts=4",
+    f" vocabulary=400 text={HELDOUT} heldout-characters=4000 prompts=2 products=8",
 }
 TINY = {name: settings.split() for name, settings in _TINY.items()}
 

@@ -12,8 +12,7 @@ has the strength d sigma^2, sigma the deviation of every matrix but those that t
   so that fresh weights are drawn and their patterns measured; no derivative is taken.
 
 At each checkpoint: the elasticity profile with its primacy and recency (science of the measurement, section 8), loss on
-text held out, the sink rate of position 0, and how much a pair of a short list adds to its value's log probability. The
-unit is the run.
+text held out and the sink rate of position 0. The unit is the run.
 
 Ends of trained profiles are regressed on those at initialization, by least squares of logarithms. Runs of one kind start
 from nearly the same profile: a slope is told from what is between kinds, and with few kinds a covariate can stand for it. So
@@ -56,8 +55,6 @@ from probes.errors import InputError
 from probes.measure import Headline
 from probes.measures.consequences import consequences
 from probes.measures.jacobian import jacobian
-from probes.measures.retrieval import retrieval
-from probes.measures.retrieval.numbers import shape
 from probes.measures.sinks import sinks
 from probes.models.fresh import fresh_model
 from probes.models.initialization import KINDS, Initialization, by_depth
@@ -65,7 +62,7 @@ from probes.models.load import fresh, load
 from probes.results.curves import ESTIMATE
 from probes.results.profiles import typical
 from probes.results.statistics import INTERVAL, Interval
-from probes.results.tables import Table, number
+from probes.results.tables import number
 from probes.results.ushape import SHORTEST, numbers
 from probes.run.files import write_json
 from probes.theory.kernel import second_moment
@@ -76,7 +73,7 @@ from ..corpus import Windows, find_text, hold_out, pack
 from ..pretrain import Options, pretrain
 from ..recipes import Recipe, recipe_config
 from .experiment import Work
-from .reading import judge, need, over, state, tables_of
+from .reading import judge, need, over, state
 from .sweep import Cells, Measure, Part, filled, sweep
 
 PROFILES = ("uniform", "branches", "flat")
@@ -88,8 +85,7 @@ DRAWS = 2  # fresh models whose kernels are averaged
 FACTORS = (2.0, 0.5)  # the steps of the search
 FARTHEST = 16.0  # from the deviation of the others; what lies beyond starts too far from a usable scale to train well
 GROUPS = (("q", "k"), ("o",), ("down",), ("embedding",))  # scaled together; `v` acts on the kernel as `o` does
-TOKENS_PER_PAIR = 16  # at most: what a line of a list takes in this vocabulary
-SAVE_EVERY = 100  # steps
+WARMUP, SAVE_EVERY = 100, 100  # steps
 
 
 def strength(kind: str) -> float:
@@ -121,7 +117,6 @@ class Settings(checks.Settings):
     checkpoints: tuple[int, ...] = (0, 100, 300, 1000)  # beside the last step; 0 is measured in any case
     batch: int = 16
     length: int = 128
-    warmup: int = 100
     width: int = 128
     blocks: int = 6
     vocabulary: int = 1024
@@ -129,8 +124,6 @@ class Settings(checks.Settings):
     heldout_characters: int = 240_000
     prompts: int = 8
     products: int = 48  # of the Jacobian's sketch
-    pairs: int = 6  # of a list; of so small a model a dozen is the most to ask
-    contexts: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,10 +132,6 @@ class Settings(checks.Settings):
             strength(kind)
         if max(self.checkpoints) >= self.steps:
             raise InputError(f"checkpoints={max(self.checkpoints)} is not before steps={self.steps}; give earlier ones")
-        if not 2 <= self.pairs <= max(2, self.length // TOKENS_PER_PAIR):
-            raise InputError(
-                f"pairs={self.pairs} do not fit in length={self.length}; give from 2 to {self.length // TOKENS_PER_PAIR}"
-            )
         self.options()
 
     def points(self) -> tuple[int, ...]:
@@ -151,7 +140,7 @@ class Settings(checks.Settings):
 
     def options(self) -> Options:
         """Of every training."""
-        return Options(self.steps, self.batch, self.length, warmup=self.warmup, seed=ORDER)
+        return Options(self.steps, self.batch, self.length, warmup=WARMUP, seed=ORDER)
 
     def config(self) -> Any:
         """Of every model: that of tiny-llama at these sizes."""
@@ -159,7 +148,7 @@ class Settings(checks.Settings):
         return recipe_config(Recipe("llama", "", config=sizes | {"vocab_size": self.vocabulary}))  # type: ignore[arg-type]
 
 
-QUICK = Settings(("uniform-0.36", "flat-0.36"), (0,), 100, (0, 20), batch=8, length=64, pairs=3, prompts=4, contexts=8)
+QUICK = Settings(("uniform-0.36", "flat-0.36"), (0,), 100, (0, 20), batch=8, length=64, prompts=4)
 
 
 def rule_of(kind: str, s: Settings) -> Initialization:
@@ -222,8 +211,6 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "recency": Measure("last position over the middle", dims=step),
         "loss": Measure("loss on text held out", "nat", step),
         "sink_rate": Measure("share of heads and prompts with a weight above 0.3 on position 0", dims=step),
-        "gain": Measure("what a pair of the list adds to its value's log probability", "nat", step),
-        "exact": Measure("share of values recalled exactly", dims=step),
     }
     strengths = filled([[kind] for kind in s.kinds], strength=[strength(kind) for kind in s.kinds])
     reports: list[dict[str, Any]] = []
@@ -236,7 +223,7 @@ def _runs(s: Settings, work: Work, reports: list[dict[str, Any]]) -> Cells:
     """Run by run, trained first where need be, with everything that was measured at its checkpoints.
 
     Raises:
-        InputError: a folder's model has other settings or other text; `reports` get what its `training.json` holds.
+        InputError: a folder's model has other settings; `reports` get what its `training.json` holds.
     """
     cells, home = list(product(s.kinds, s.seeds)), work.folder.parent / "births-runs"
     documents, _ = find_text(text=None if s.text == STDLIB else s.text)
@@ -251,8 +238,6 @@ def _runs(s: Settings, work: Work, reports: list[dict[str, Any]]) -> Cells:
         work.now += time.monotonic() - began
         work.spent += report["seconds"]
         reports.append(report)
-        if report["data"] != reports[0]["data"]:
-            raise InputError(f"models in '{home}' were trained on different texts; give another --out")
         points = [_measured(s, folder, point, text[1], work.device) for point in s.points()]
         yield (kind, seed), {name: [point[name] for point in points] for name in points[0]}
 
@@ -280,8 +265,8 @@ def _trained(
 def _measured(
     s: Settings, folder: Path, step: int, heldout: Sequence[Document], device: torch.device
 ) -> dict[str, Any]:
-    """Profile, loss, sinks and recall at one checkpoint of a model; kept beside it, by the settings of the measurement."""
-    key = "-".join(str(getattr(s, name)) for name in ("prompts", "products", "pairs", "contexts", "length"))
+    """Profile, loss and sinks at one checkpoint of a model; kept beside it, by the settings of the measurement."""
+    key = "-".join(str(getattr(s, name)) for name in ("prompts", "products", "length"))
     file = folder / f"measured-{step}-{key}.json"
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
@@ -289,15 +274,12 @@ def _measured(
     windows = Windows(pack(view.tokenizer, heldout), length=s.length, seed=ORDER, bos=view.bos)
     tokens = draw(view, n=s.prompts, length=s.length, text=PROBED, seed=ORDER).tokens
     profile = typical(jacobian(view, tokens, method="sketch", products=s.products)["elasticity"].values)
-    asked: Any = {"pairs": s.pairs, "keys": "apart", "digits": 4, "contexts": s.contexts}
-    recall, ends = shape(retrieval(view, **asked, seed=ORDER)), numbers(profile)
+    ends = numbers(profile)
     found = {
         "elasticity": profile.tolist(),
         **{name: ends[name] for name in ENDS},
         "loss": float(consequences(view, windows.at(windows.side_by_side())[0])[0].mean()),
         "sink_rate": float(sinks(view, tokens, keys=(0,))["sink_rate_of_model"].values[0]),
-        "gain": recall.gain.value,
-        "exact": recall.exact.value,
     }
     write_json(file, found)
     return found
@@ -309,7 +291,7 @@ COVARIATES: Mapping[str, tuple[str, ...]] = {"none": (), "log sigma, loss": ("lo
 MARGIN = 0.1  # of a slope that counts as none
 BEHIND = "primacy behind 0"  # position 0 holds BOS, the other positions text
 SHOWN = (*ENDS, BEHIND)
-MEASURED = {"loss": "loss, nat", "sink_rate": "sink rate", "gain": "recall gain, nat", "exact": "recalled exactly"}
+MEASURED = {"loss": "loss, nat", "sink_rate": "sink rate"}
 FEWEST = 1e-8  # of the predictor's square that covariates and the constant have to leave
 
 
@@ -376,11 +358,6 @@ HEADLINES = (
     *(Headline(words, lambda ds, name=name: ds[name]) for name, words in MEASURED.items()),
     Headline("slope of logarithms, trained on initial", slopes),
 )
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """Each kind at every checkpoint; slopes."""
-    return tables_of(HEADLINES, ds)
 
 
 CAPTION = (

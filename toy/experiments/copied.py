@@ -18,18 +18,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..model import Switches, forward
-from ..tasks import Copying
 from ..train import Trained, seed_of, stacked
 
 SPIKE_SMOOTH, SPIKE_RISE, FALLEN = 50, 1.0, 0.5  # steps, nats, share of a guesser's loss; see `spikes`
 FRESH = seed_of(0, -1)  # of data that no step of training draws
 CHUNK, TOGETHER = 4096, 8  # sequences and models evaluated at a time: float64 of 100 tokens stays below 30 MiB
-
-
-def fresh(task: Copying, test: int, seed: int = FRESH) -> tuple[Int[Tensor, "sequence T"], Int[Tensor, " sequence"]]:
-    """(`test` sequences of a task that its training has not drawn, their answers)."""
-    drawn = replace(task, batch=test).draw(None, torch.Generator().manual_seed(seed), 1)
-    return drawn.inputs[0], task.answers(drawn)[0]
 
 
 def scored(
@@ -42,7 +35,8 @@ def scored(
         task: Any = model.run.task
         groups.setdefault((model.run.architecture.shape, replace(task, batch=test)), []).append(i)
     for (shape, task), members in groups.items():
-        inputs, answers = fresh(task, test, seed)
+        drawn = task.draw(None, torch.Generator().manual_seed(seed), 1)
+        inputs, answers = drawn.inputs[0], task.answers(drawn)[0]
         for start, first in product(range(0, len(members), TOGETHER), range(0, test, CHUNK)):
             together, part = members[start : start + TOGETHER], slice(first, first + CHUNK)
             weights = {name: x.double() for name, x in stacked([models[i].weights for i in together]).items()}

@@ -23,10 +23,9 @@ the time that lies near a spike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,20 +38,18 @@ from probes.charts import BLUE, VERMILLION, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.measure import Headline
-from probes.results.tables import Table
 
 from .. import checks
 from ..train import Run, Trained
 from . import previous_token
-from .copied import at_step, fresh, scored, spikes
+from .copied import at_step, scored, spikes
 from .experiment import Work
 from .previous_token import SWITCH, WEIGHTS
-from .reading import OVER_RUNS, changes, courses, judge, learnt, over, setting, state, tables_of, under
+from .reading import OVER_RUNS, change, courses, judge, learnt, over, setting, state, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
 TABLES = ("embedding", "unembedding")
 SETTLED = 0.2  # of the training
-REACH = 100  # steps before and after an exchange that are looked at
 NEAR = 50  # steps from the beginning of a spike
 POINTS = 100  # of the curves over training
 DIMS = ("residual", "learning_rate", "schedule", "seed")
@@ -62,7 +59,7 @@ DIMS = ("residual", "learning_rate", "schedule", "seed")
 class Settings(checks.Settings):
     """The post's V = 100, C = 4, width 2 at its two learning rates; seeds, schedules and switches are ours."""
 
-    LEAST: ClassVar = {"vocabulary": 4, "steps": 4 * REACH}
+    LEAST: ClassVar = {"vocabulary": 4, "steps": 100}
     CHOICES: ClassVar = {"residual": SWITCH}
     vocabulary: int = 100
     context: int = 4
@@ -99,17 +96,14 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     """Train all models and follow their tokens.
 
     Returns:
-        Over `DIMS` what `measures` below lists; points are steps of curves, lags steps from an exchange. What is told of
-        spikes and chance is from `SETTLED` of the training on.
+        Over `DIMS` what `measures` below lists; points are steps of curves. What is told of spikes and chance is from
+        `SETTLED` of the training on.
     """
     kept = np.arange(0, s.steps + 1, s.every)
-    lags = np.arange(-(REACH // s.every), REACH // s.every + 1)
     points = np.unique(np.linspace(0, len(kept) - 1, POINTS + 1).round().astype(int))[1:]
     coords: dict[str, Any] = axes(s, *DIMS) | {
         "table": list(TABLES),
         "point": (("point",), kept[points], {"long_name": "updates of the weights", "units": "1"}),
-        "who": ["the two", "others"],
-        "lag": (("lag",), lags * s.every, {"long_name": "steps from the exchange", "units": "1"}),
     }
     single = np.float32
     measures = {
@@ -122,20 +116,19 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "spikes": Measure("loss spikes", dtype=np.int32),
         "spiked": Measure(f"share of exchanges within {NEAR} steps of a spike's beginning"),
         "spiked_chance": Measure("the same at shifted times, mean"),
-        "passing": Measure("loss by token around exchanges", "nat", ("who", "lag"), single),
     }
-    return sweep(coords, Part(DIMS, measures, _followed(s, kept, points, lags, work)))
+    return sweep(coords, Part(DIMS, measures, _followed(s, kept, points, work)))
 
 
-def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarray, work: Work) -> Cells:
+def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, work: Work) -> Cells:
     """Model by model."""
     runs, late = s.runs(), SETTLED * s.steps
     trained = work.train("exchanges", runs, s.steps, record=kept.tolist(), recorded=WEIGHTS)
     for n, (cell, model) in enumerate(zip(s.cells(), trained, strict=True)):
         roundness, spread, angles = zip(*(circle(_rows(model, name, kept)) for name in TABLES), strict=True)
         counted = [exchanges(of_table) for of_table in angles]
-        settled = [[exchange for exchange in of_table if kept[exchange.at] >= late] for of_table in counted]
-        by_token, right = on_fresh(model, kept, s.test)
+        settled = [of_table[kept[of_table] >= late] for of_table in counted]
+        losses, picks = scored([at_step(model, step) for step in kept[points].tolist()], s.test)
         begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= late]
         near: np.ndarray = np.any(abs(kept[:, None] - np.array(begun)) <= NEAR, axis=1)
         yield (
@@ -143,14 +136,13 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarra
             {
                 "roundness": np.stack(roundness)[:, points],
                 "gap_spread": np.stack(spread)[:, points],
-                "exchanges": np.histogram([exchange.at for exchange in counted[1]], [-1, *points])[0],
-                "loss": by_token.mean(1)[points],
-                "picked": right[points],
+                "exchanges": np.histogram(counted[1], [-1, *points])[0],
+                "loss": losses.mean(1),
+                "picked": picks.mean(1),
                 "rate": [len(of_table) / ((1 - SETTLED) * s.steps) * 1000 for of_table in settled],
                 "spikes": len(begun),
-                "spiked": np.mean(near[[exchange.at for exchange in settled[1]]]) if settled[1] else np.nan,
+                "spiked": near[settled[1]].mean() if len(settled[1]) else np.nan,
                 "spiked_chance": near[kept >= late].mean(),
-                "passing": passing(settled[1], by_token, lags),
             },
         )
         work.advance("circles", float(n + 1), float(len(runs)))
@@ -159,24 +151,6 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, lags: np.ndarra
 def _rows(model: Trained, name: str, kept: np.ndarray) -> Float[np.ndarray, "step token axis"]:
     tables = torch.stack([model.recorded[int(step)][name] for step in kept]).double().numpy()
     return tables.swapaxes(1, 2) if name == "unembedding" else tables
-
-
-def on_fresh(
-    model: Trained, kept: np.ndarray, test: int
-) -> tuple[Float[np.ndarray, "step token"], Float[np.ndarray, " step"]]:
-    """After every kept step, on fresh sequences: the mean loss where each token is the answer, in nats, and `picked`."""
-    task: Any = model.run.task
-    losses, picks = scored([at_step(model, int(step)) for step in kept], test)
-    share = np.eye(task.vocabulary)[fresh(task, test)[1].numpy()]
-    return losses @ (share / share.sum(0).clip(1)), picks.mean(1)  # a token that nobody asks for has a loss of 0
-
-
-class Exchange(NamedTuple):
-    """Two tokens that changed places, and when: the index of a kept step."""
-
-    at: int
-    one: int
-    other: int
 
 
 def circle(
@@ -192,33 +166,20 @@ def circle(
     return radius.std(1) / radius.mean(1), gaps.std(1) / gaps.mean(1), angles
 
 
-def exchanges(angles: Float[np.ndarray, "step token"]) -> list[Exchange]:
-    """Pairs that change places, by date: by more than half a mean gap before and after, and not around the far side."""
+def exchanges(angles: Float[np.ndarray, "step token"]) -> np.ndarray:
+    """Steps at which pairs change places: by more than half a mean gap before and after, not around the far side."""
     count = angles.shape[1]
     found = []
     for one in range(count - 1):
         ahead = angles[:, one, None] - angles[:, one + 1 :]
         ahead = (ahead + np.pi) % (2 * np.pi) - np.pi
-        for other, lead in enumerate(ahead.T, one + 1):
+        for lead in ahead.T:
             clear = np.flatnonzero(np.abs(lead) > np.pi / count)
             turned = np.flatnonzero(np.sign(lead[clear[1:]]) != np.sign(lead[clear[:-1]]))
             for before, after in zip(clear[turned], clear[turned + 1], strict=True):
                 if max(abs(lead[before]), abs(lead[after])) < np.pi / 2:
-                    found.append(Exchange(int(before + after) // 2, one, other))
-    return sorted(found)
-
-
-def passing(
-    found: Sequence[Exchange], by_token: Float[np.ndarray, "step token"], lags: np.ndarray
-) -> Float[np.ndarray, "who lag"]:
-    """Mean loss of the two tokens and of all others around exchanges, those too near to the end left out; else NaN."""
-    curves = []
-    for at, *two in found:
-        if at + lags[0] >= 0 and at + lags[-1] < len(by_token):
-            around = by_token[at + lags]
-            own = around[:, two].mean(1)
-            curves.append([own, (around.sum(1) - 2 * own) / (around.shape[1] - 2)])
-    return np.mean(curves, 0) if curves else np.full((2, len(lags)), np.nan)
+                    found.append(int(before + after) // 2)
+    return np.sort(np.array(found, int))
 
 
 # -- what a result says
@@ -249,11 +210,6 @@ HEADLINES = (
 )
 
 
-def tables(ds: xr.Dataset) -> list[Table]:
-    """The circles, and what exchanges have to do with the loss."""
-    return tables_of(HEADLINES, ds)
-
-
 COLORS = {"constant": VERMILLION, "cosine": BLUE}
 CAPTION = (
     "Residual stream {}, learning rate {:g}: medians of {} seeds, and their range. Radius of the embedding: dotted."
@@ -261,10 +217,10 @@ CAPTION = (
 
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
-    """Circles and exchanges over training, and the loss around an exchange, at the last learning rate."""
+    """Circles and exchanges over training, at the last learning rate."""
     residual, rate = str(ds["residual"].values[0]), float(ds["learning_rate"].values[-1])
     of = ds.sel(residual=residual, learning_rate=rate)
-    figure, cells = sheet(3, 1, caption=CAPTION.format(residual, rate, ds.sizes["seed"]))
+    figure, cells = sheet(2, 1, caption=CAPTION.format(residual, rate, ds.sizes["seed"]))
     schedules = [str(name) for name in ds["schedule"].values]
     colors = [COLORS[name] for name in schedules]
 
@@ -276,12 +232,9 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
         draw(cells[0, 0], of["roundness"].sel(table=table), "point", name, line)
     between = xr.DataArray(np.diff(ds["point"], prepend=0), dims="point")
     draw(cells[1, 0], (of["exchanges"] * 1000 / between).isel(point=slice(1, None)), "point", "{} rate")
-    for who, line in (("the two", "-"), ("others", ":")):
-        draw(cells[2, 0], of["passing"].sel(who=who), "lag", f"{who}, {{}}", line)
     cells[0, 0].set(xlabel="step", ylabel="radius: deviation / mean", ylim=(0, 1.5))
     cells[1, 0].set(xlabel="step", ylabel="exchanges per 1,000 steps")
     cells[1, 0].set_yscale("symlog", linthresh=10)
-    cells[2, 0].set(xlabel="steps from the exchange", ylabel="loss by token (nat)")
     return {"": figure}
 
 
@@ -319,4 +272,4 @@ for _name, _of, _words in (
     ("decay-fewer-exchanges", RATE, "keeps tokens from changing places"),
     ("decay-more-even", GAPS, "lets tokens come to even distances on their circle"),
 ):
-    changes(liu, _name, f"{TASK} learning rate decay {_words}.", _of, _rates[0], _rates[1], under(0), _at)
+    state(liu, _name, f"{TASK} learning rate decay {_words}.", change(_of, *_rates), under(0), _at)

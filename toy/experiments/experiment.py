@@ -5,8 +5,8 @@ An experiment is one module, `toy.experiments.NAME` with underscores:
 - `Settings`, a frozen dataclass (`checks.Settings`) whose defaults are the full setting, which is the source's where that
   gives one, and `QUICK`, settings that take about a minute on two cores;
 - `measure(settings, work) -> xr.Dataset`, all that is trained or computed;
-- from the result alone `tables(ds) -> list[Table]`, `claims(ds) -> list[Claim]`, its statements judged (`reading`), and
-  `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
+- `HEADLINES`, whose tables are the report's; from the result alone `claims(ds) -> list[Claim]`, its statements judged
+  (`reading`), and `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from probes.run.hardware import hardware
 
 from ..checks import changed, near, usable_device
 from ..train import Run, Trained, forget, train
+from .reading import tables_of
 
 # In the order of the sources' figures.
 EXPERIMENTS = (
@@ -151,7 +152,7 @@ def report_of(name: str, ds: xr.Dataset) -> Report:
     rows = [[c.source, c.claim, c.measured, c.verdict] for c in module.claims(ds)]
     title = "Published statements; brackets hold 95 % intervals over runs"
     table = Table(title, ("source", "published", "measured", "verdict"), rows)
-    return Report(f"headwater toy {name}", extent(ds), [*module.tables(ds), table], [])
+    return Report(f"headwater toy {name}", extent(ds), [*tables_of(module.HEADLINES, ds), table], [])
 
 
 def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:

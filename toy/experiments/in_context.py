@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -42,7 +42,7 @@ from ..model import (
     written,
 )
 from ..tasks import Drawn, InContext, World
-from ..train import Run, Trained, stacked
+from ..train import Trained, stacked
 
 # Numbers in a stream of a test pass: what fits the cache of a CPU, or a device's memory.
 CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
@@ -83,7 +83,7 @@ def architecture_of(depth: int, mask: str, positional: Any, residual: str, width
 
 
 def copied(models: Sequence[Model], world: World, drawn: Drawn, device: torch.device) -> Float[np.ndarray, " model"]:
-    """The share of one step's sequences that each model, all of one shape, answers with a label of the context."""
+    """The share of one step's sequences that each model answers with a label of the context."""
     shown = drawn.inputs[0, :, 1::2]  # [n, item, d], the labels
     among = [(shown == world.labels[one][:, None]).all(-1).any(1) for one in answers(models, drawn.inputs[0], device)]
     return _shares(torch.stack(among))
@@ -103,10 +103,7 @@ def patterns(architecture: Architecture, weights: Weights, switches: Switches, i
 
 
 def looked_at(model: Trained, n: int, tau: float, device: torch.device) -> dict[str, np.ndarray]:
-    """`over_tau`, `alpha [layer, key]` and `fresh [key]` of a model on n sequences.
-
-    The sequences are unbiased and the same for all models of one world.
-    """
+    """`over_tau`, `alpha [layer, key]` and `fresh [key]` on n unbiased sequences, the same for all of one world."""
     run = model.run
     task: Any = replace(run.task, batch=n)  # pyright: ignore[reportCallIssue, reportArgumentType]
     inputs = task.draw(task.world(run.seed, device), generator_of(device, "sinks", run.seed), 1).inputs[0]
@@ -130,9 +127,8 @@ def metrics(
     later = torch.ones_like(seen).tril()  # alpha counts the queries from the key on, whether or not they see it
     place = precise(inputs.device)
     over, weight = (torch.zeros(a.blocks, a.length, dtype=torch.float64, device=place) for _ in range(2))
-    each = max(1, CHUNK[inputs.device.type] // (a.length * (a.width + a.heads * a.length)))
     with torch.no_grad():
-        for some in inputs.split(each):
+        for some in inputs.split(fitting(a, inputs.device)):
             for layer, pattern in enumerate(patterns(a, weights, switches, some[None])):
                 over[layer] += (pattern > tau).sum((0, 1, 2, 3)).to(place)
                 weight[layer] += (pattern * later).sum((0, 1, 2, 3)).to(place)
@@ -160,61 +156,24 @@ def stacked_on(weights: Sequence[Mapping[str, Tensor]], device: torch.device) ->
 
 
 def answers(models: Sequence[Model], inputs: Float[Tensor, "n T d"], device: torch.device) -> Int[Tensor, "model n"]:
-    """The label that each model, all of one shape, gives to each sequence."""
-    shape = models[0][0].shape
-    numbers = shape.length * (shape.width + shape.heads * shape.length)  # of a sequence in one model
-    most = max(1, CHUNK[device.type] // numbers)  # sequences of all models of one pass
-    together = min(len(models), max(1, most // len(inputs))) if device.type != "cpu" else 1
+    """The label that each model gives to each sequence."""
     found = []
     with torch.no_grad():
-        for at in range(0, len(models), together):
-            some = models[at : at + together]
-            switches = Switches.of([architecture for architecture, _ in some], device)
-            weights = stacked_on([weights for _, weights in some], device)
-            each = inputs.split(max(1, most // together))
-            found.append(torch.cat([forward(shape, weights, switches, x[None]).argmax(-1) for x in each], 1))
+        for a, weights in models:
+            look = a, stacked_on([weights], device), Switches.of([a], device)
+            found.append(torch.cat([forward(*look, x[None]).argmax(-1) for x in inputs.split(fitting(a, device))], 1))
     return torch.cat(found)
 
 
+def fitting(a: Architecture, device: torch.device) -> int:
+    """Sequences of one pass of a model."""
+    return max(1, CHUNK[device.type] // (a.length * (a.width + a.heads * a.length)))
+
+
 def accuracies(models: Sequence[Model], drawn: Drawn, device: torch.device) -> Float[np.ndarray, " model"]:
-    """The share of one step's sequences that each model, all of one shape, answers rightly."""
+    """The share of one step's sequences that each model answers rightly."""
     return _shares(answers(models, drawn.inputs[0], device) == drawn.hidden[0])
 
 
 def _shares(right: Tensor) -> Float[np.ndarray, " model"]:
     return (right.sum(1) / right.shape[1]).cpu().numpy()
-
-
-def pair_tests(
-    run: Run, pairs: Iterable[tuple[int, int]], n: int, device: torch.device
-) -> Iterator[tuple[int, int, Drawn]]:
-    """(number of the pair; 1 where its earlier item is right, -1 where the later is; n sequences).
-
-    They depend on the world alone, not on how a model was trained.
-    """
-    task: Any = run.task
-    world = task.world(run.seed, device)
-    for a, (earlier, later) in enumerate(pairs):
-        for b, (right, wrong) in enumerate(((earlier, later), (later, earlier))):
-            yield a, 1 - 2 * b, task.pairs(world, generator_of(device, "pairs", run.seed, a, b), n, right, wrong)
-
-
-def single_tests(run: Run, n: int, device: torch.device) -> Iterator[Drawn]:
-    """By the item that is right, n sequences."""
-    task: Any = run.task
-    world = task.world(run.seed, device)
-    for at in range(task.items):
-        yield task.single(world, generator_of(device, "single", run.seed, at), n, at)
-
-
-def novel_test(run: Run, n: int, device: torch.device) -> tuple[World, Drawn, Drawn]:
-    """The world, n sequences of novel classes, and n of training's classes, relabelled; answers stand anywhere."""
-    task: Any = replace(run.task, biased=None)  # pyright: ignore[reportCallIssue, reportArgumentType]
-    world = task.world(run.seed, device)
-    known = task.relabelled(world, generator_of(device, "relabelled", run.seed), n)
-    return world, task.novel(world, generator_of(device, "novel", run.seed), n), known
-
-
-def first_of(drawn: Drawn, n: int) -> Drawn:
-    """The first n sequences of one step."""
-    return Drawn(drawn.inputs[:, :n], drawn.hidden[:, :n])

@@ -32,14 +32,13 @@ from probes.claims.ledger import Source
 from probes.claims.rules import Told
 from probes.errors import InputError
 from probes.measure import Headline
-from probes.results.tables import Table
 
 from .. import checks
 from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
 from .experiment import Work
-from .reading import judge, known, over, ranged, state, tables_of, under
+from .reading import judge, known, over, ranged, state, under
 from .sweep import Cells, Measure, Part, axes, filled, sweep
 
 EPS = float(np.finfo(np.float64).eps)
@@ -250,11 +249,6 @@ OFF = Headline(
     lambda ds: abs(ds["accuracy"] - 0.5).max(("seed", "step")),
 )
 HEADLINES = (LARGEST, LEAST, AFTER, END, OFF)
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """Changes under permuted prefixes, in eps; accuracy of what was trained."""
-    return tables_of(HEADLINES, ds)
 
 
 # The kinds whose training is drawn; the blind ones lie on one another, and both are seen.

@@ -9,8 +9,7 @@ The separation direction s is the unit vector with the largest margin `min_j s .
 for and the others: the point nearest to the origin of the hull of all `p_j - p_t`, if the origin lies outside. p_t is on
 its negative side. Logits are `x_query W_Q W_K^T x_key / sqrt(d)`; the query's own p is on the positive side, so that
 `s W_Q W_K^T s < 0` gives p_t the largest logit. The post's -1.1 is this with its s = (1, 1), of length sqrt(2); the unit
-vector gives half of it. Positions have no zero of their own, since one vector added to every p and taken off every token
-embedding changes no number; signs along s are hence counted both as they are and with the mean token embedding added to p.
+vector gives half of it.
 
 What readers without positions can reach, for the plateau without positional encoding:
 
@@ -44,7 +43,6 @@ from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import Told, between, some
 from probes.measure import Headline
-from probes.results.tables import Table
 
 from .. import checks
 from ..model import Architecture, PositionalSwitch
@@ -64,7 +62,6 @@ from .reading import (
     rises,
     setting,
     state,
-    tables_of,
     together,
     under,
 )
@@ -77,7 +74,6 @@ POSITIONAL: tuple[PositionalSwitch, ...] = ("none", "learned")
 WEIGHTS = ("embedding", "positions", "0.q", "0.k", "0.v", "0.o", "unembedding")
 ASKED = -2  # the token's place from the end
 POINTS = 60  # steps at which weights are kept, on a log grid
-SPIKE_PARTS = 500  # of the longer trainings, in which spikes are counted
 LARGER = 4  # times the batch; the post does not name its own, so that its perplexities are measured at two
 
 
@@ -135,7 +131,6 @@ QUICK = Settings(
 def measure(s: Settings, work: Work) -> xr.Dataset:
     """Train and evaluate everything; the variables' own names say what they mean."""
     kept = np.unique(np.append(0, np.geomspace(1, s.steps, POINTS).round())).astype(int).tolist()
-    parts = np.unique(np.linspace(0, s.rate_steps, SPIKE_PARTS + 1).round()).astype(int)
     coords: dict[str, Any] = {
         "positional": list(POSITIONAL),
         **{name: list(SWITCH) for name in MAIN},
@@ -149,7 +144,6 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "rate_vocabulary": [100],
         "learning_rate": [0.01, 0.1],
         "schedule": ["constant"],
-        "rate_step": parts[1:],
         "vocabulary": list(s.grid_vocabularies),
         "context": list(s.grid_contexts),
         "width": list(s.grid_widths),
@@ -170,7 +164,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     return sweep(
         coords,
         *_curves(s, work, kept),
-        *_cells(s, work, parts),
+        *_cells(s, work),
         grid("grid", "relative_by_size", "vocabulary", "context", "width"),
         grid("blind", "blind_perplexity", "blind_width", positional="none"),
         grid("offsets", "relative_by_target", "offset_context", "target"),
@@ -203,7 +197,7 @@ def _placed(model: Trained) -> dict[str, Any]:
     return {"positions": paths, "tokens": w["embedding"], "separation": s, "bilinear": s @ w["0.q"] @ w["0.k"].T @ s}
 
 
-def _cells(s: Settings, work: Work, parts: np.ndarray) -> list[Part]:
+def _cells(s: Settings, work: Work) -> list[Part]:
     """The settings that the post has numbers for; a short run's `steps` and `rate_steps` stand for its 3,000 and 10,000.
 
     Spikes of the loss are those of the longer trainings.
@@ -219,11 +213,10 @@ def _cells(s: Settings, work: Work, parts: np.ndarray) -> list[Part]:
         relative += filled(cells, relative_published=evaluated(models, s.test)[0])
         for (batch, cell, seed), model in zip(places, models, strict=True):
             if (published, batch) == (LONGER, s.batch):
-                begun = spikes(model.losses.double().numpy(), cell.vocabulary)
                 at = (cell.vocabulary, cell.learning_rate, "constant", seed)
-                counts.append((at, {"spikes": np.histogram(begun, parts)[0]}))
+                counts.append((at, {"spikes": len(spikes(model.losses.double().numpy(), cell.vocabulary))}))
     measures = {"relative_published": Measure(f"{RELATIVE} in the post's settings")}
-    spiked = {"spikes": Measure("loss spikes that begin in the steps up to this one", "1", ("rate_step",), np.int16)}
+    spiked = {"spikes": Measure("loss spikes", dtype=np.int16)}
     return [
         Part(("batch", "cell", *MAIN, "seed"), measures, relative),
         Part(("rate_vocabulary", "learning_rate", "schedule", "seed"), spiked, counts),
@@ -275,11 +268,10 @@ def at_end(ds: xr.Dataset) -> xr.Dataset:
     return ds.sel(MAIN).isel(step=-1, drop=True)
 
 
-def signed(ds: xr.Dataset, moved: bool = False) -> xr.DataArray:
-    """Above 0 where p_-1 is negative along s and all others are positive; `moved`: with the mean token embedding added."""
+def signed(ds: xr.Dataset) -> xr.DataArray:
+    """Above 0 where p_-1 is negative along s and all others are positive."""
     end = at_end(ds)
-    places = end["positions"] + (end["tokens"].mean("token") if moved else 0)
-    along = (places * end["separation"]).sum("axis", skipna=False)
+    along = (end["positions"] * end["separation"]).sum("axis", skipna=False)
     return along.where(along["position"] != -1, -along).min("position", skipna=False)
 
 
@@ -305,19 +297,15 @@ FORM = Headline("s W_Q W_K^T s", lambda ds: at_end(ds)["bilinear"])
 BLIND = Headline("perplexity without positions", lambda ds: ds["blind_perplexity"])
 CELLS = Headline(f"{RELATIVE} in the post's settings", lambda ds: ds["relative_published"], ratio=True)
 SIZE = Headline(RELATIVE, lambda ds: ds["relative_by_size"], ratio=True)
-SPIKES = Headline("spikes of the loss", lambda ds: ds["spikes"].sum("rate_step"))
+# Committed results count them by parts of the training.
+SPIKES = Headline("spikes of the loss", lambda ds: ds["spikes"].sum({"rate_step"} & {*ds["spikes"].dims}))
 OFFSETS = Headline("perplexity by token", lambda ds: 1 + setting(ds, "vocabulary") * ds["relative_by_target"])
 BOUND, BEST = "V (C-2) / (C-1)", "best reader blind to order"
 HEADLINES = (
-    *(END, STAY, SIGNS, Headline("with the mean token embedding added", partial(signed, moved=True)), FORM),
+    *(END, STAY, SIGNS, FORM),
     *(Headline(name, partial(reader, name=name)) for name in (BOUND, BEST)),
     *(BLIND, CELLS, SIZE, SPIKES, OFFSETS),
 )
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """All numbers."""
-    return tables_of(HEADLINES, ds)
 
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:

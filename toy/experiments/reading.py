@@ -228,31 +228,19 @@ def state(
     rule = f"{names}{_where(at)} {bound.words}, {by}{LOGARITHM * several[0].ratio}"
 
     def judged(ds: xr.Dataset) -> Told:
-        parts = {of.name: _judged(of, of_runs(of, ds, at), bound) for of in several}
+        parts = {}
+        for of in several:
+            than = tuple(map(math.log, bound.than)) if of.ratio else bound.than
+            parts[of.name] = each(of_runs(of, ds, at), bound.test, *than, **_look(of))
         return together(parts) if len(parts) > 1 else parts[names]
 
-    source(name, fields.pop("where", ""), claim, rule=rule, **fields)(judged)
+    source(name, claim=claim, rule=rule, **fields)(judged)
 
 
-def changes(
-    source: Source,
-    name: str,
-    claim: str,
-    headline: Headline,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    bound: Bound,
-    at: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> None:
-    """State on which side of a bound a headline's change from place to place lies, run by run; arguments as in `state`."""
-    rule = f"{headline.name}{_where(at)} at {_words(after)} less that at {_words(before)}, run by run, {bound.words}, "
-
-    def judged(ds: xr.Dataset) -> Told:
-        first, second = (of_runs(headline, ds, {**(at or {}), **place}) for place in (before, after))
-        return _judged(headline, second - first, bound)
-
-    source(name, fields.pop("where", ""), claim, rule=rule + OVER_RUNS, **fields)(judged)
+def change(headline: Headline, before: Mapping[str, Any], after: Mapping[str, Any]) -> Headline:
+    """What a headline has more at one place than at another, run by run."""
+    name = f"{headline.name} at {_words(after)} less that at {_words(before)}, run by run"
+    return Headline(name, lambda ds: headline.of(ds).sel(after, drop=True) - headline.of(ds).sel(before, drop=True))
 
 
 def rises(
@@ -272,12 +260,7 @@ def rises(
         sides = {step: [of_runs(headline, ds, {**(at or {}), **of}) for of in pair] for step, pair in steps.items()}
         return together({step: versus(y, x, above, 0, **_look(headline)) for step, (x, y) in sides.items()})
 
-    source(name, fields.pop("where", ""), claim, rule=rule, **fields)(judged)
-
-
-def _judged(headline: Headline, values: xr.DataArray, bound: Bound) -> Told:
-    than = tuple(map(math.log, bound.than)) if headline.ratio else bound.than
-    return each(values, bound.test, *than, **_look(headline))
+    source(name, claim=claim, rule=rule, **fields)(judged)
 
 
 def _words(at: Mapping[str, Any]) -> str:
@@ -324,7 +307,8 @@ def _table(dims: Sequence[str], columns: Mapping[str, tuple[xr.DataArray, str]])
     cells, there = [], []
     for of, form in columns.values():
         runs = of.sel(at).transpose(*dims, ...).values.reshape(math.prod(size), -1).astype(float)
-        cells.append([_cell(here, form, "estimate" in of.dims) for here in runs])
+        exact = "estimate" in of.dims
+        cells.append([interval(*here, form=form) if exact else range_told(here, form) for here in runs])
         there.append(np.isfinite(runs).any(1))
     texts, kept, names = np.array(cells, object), np.any(there, 0), [*columns]
     if len(names) == 1 and len(kept) > LONG:
@@ -334,10 +318,6 @@ def _table(dims: Sequence[str], columns: Mapping[str, tuple[xr.DataArray, str]])
     places_of = product(*([x if isinstance(x, str) else f"{x:g}" for x in at[dim].tolist()] for dim in dims))
     rows = [[*place, *texts[:, n]] for n, place in enumerate(places_of) if kept[n]]
     return Table(title, (*(dim.replace("_", " ") for dim in dims), *names), rows)
-
-
-def _cell(runs: np.ndarray, form: str, estimate: bool) -> str:
-    return interval(*runs, form=form) if estimate else range_told(runs, form)
 
 
 def label(dim: str, value: Any) -> str:

@@ -29,7 +29,6 @@ from probes.claims.ledger import Source
 from probes.claims.rules import Told, above, below, near, some
 from probes.measure import Headline
 from probes.results.curves import spearman
-from probes.results.tables import Table
 
 from .. import checks
 from ..model import Kernel
@@ -49,7 +48,6 @@ from .reading import (
     places,
     ranged,
     setting,
-    tables_of,
     together,
     versus,
 )
@@ -158,11 +156,6 @@ HEADLINES = (
 )
 LEAST = 1e-12  # of a relative perplexity that is drawn
 CAPTION = f"Medians of {{}} seeds and their range, on fresh sequences; perplexities are cut off at {LEAST:g} above 1."
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """All numbers."""
-    return tables_of(HEADLINES, ds)
 
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:

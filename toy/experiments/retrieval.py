@@ -28,7 +28,6 @@ from probes.claims.ledger import Source
 from probes.errors import InputError
 from probes.measure import Headline
 from probes.results.curves import ESTIMATE, spearman
-from probes.results.tables import Table
 
 from .. import checks
 from ..model import Architecture, AttentionSwitch
@@ -36,13 +35,14 @@ from ..tasks import Copying
 from ..train import Run
 from .copied import bag, scored
 from .experiment import Work
-from .reading import changes, courses, judge, known, need, over, places, rises, setting, state, tables_of, under, within
+from .reading import change, courses, judge, known, need, over, places, rises, setting, state, under, within
 from .sweep import Measure, Part, axes, filled, sweep
 
 PARTS = 20  # of a training, whose losses' means tell whether it has converged
 STILL = 0.05  # nats; what a loss that has converged does not fall by in the last quarter of the training
 TEST_SEED = 2**32  # of the fresh sequences; runs have smaller ones
 RATE = 1e-2  # in the beginning
+SIZE = 10  # of the vocabulary and of the context
 KIND = ("layers", "width", "residual", "feed_forward")
 DIMS = (*KIND, "seed", "target")
 
@@ -55,15 +55,13 @@ class Settings(checks.Settings):
     half a cosine. Five seeds stand where the post has one run.
     """
 
-    LEAST: ClassVar = {"target": 0, "rounds": 0, "vocabulary": 2, "context": 2, "steps": PARTS}
+    LEAST: ClassVar = {"target": 0, "rounds": 0, "steps": PARTS}
     layers: tuple[int, ...] = (1, 2, 3)
     width: tuple[int, ...] = (2, 10)
     residual: tuple[bool, ...] = (False, True)
     feed_forward: tuple[bool, ...] = (False, True)
     seeds: int = 5
     target: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
-    vocabulary: int = 10
-    context: int = 10
     steps: int = 5000
     rounds: int = 2  # of training anew those that have not converged, with twice the steps each time
     batch: int = 128
@@ -72,8 +70,8 @@ class Settings(checks.Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (k := max(self.target)) >= self.context:
-            raise InputError(f"target {k} is no position of {self.context}; give from 0 to {self.context - 1}")
+        if (k := max(self.target)) >= SIZE:
+            raise InputError(f"target {k} is no position of {SIZE}; give from 0 to {SIZE - 1}")
         self.runs()  # architectures refuse what cannot be
 
     def cells(self) -> list[Any]:
@@ -82,12 +80,12 @@ class Settings(checks.Settings):
 
     def runs(self) -> list[Run]:
         """The training of every cell."""
-        sizes: Any = {"length": self.context, "vocabulary": self.vocabulary, "outputs": self.vocabulary}
+        sizes: Any = {"length": SIZE, "vocabulary": SIZE, "outputs": SIZE}
         sizes["attention"] = cast(AttentionSwitch, self.attention)
         return [
             Run(
                 Architecture(blocks=layers, width=width, residual=residual, feed_forward=feed_forward, **sizes),
-                Copying(self.vocabulary, self.context, target, self.batch),
+                Copying(SIZE, SIZE, target, self.batch),
                 seed=seed,
                 learning_rate=RATE,
                 schedule="cosine",
@@ -111,7 +109,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         values["trained"][still] = s.steps * times
         for name in ("loss", "loss_error", "fall"):
             values[name][still] = again[name]
-    readers = limits(s.vocabulary, s.context)
+    readers = limits(SIZE, SIZE)
     single = np.float32
     measures = {
         "loss": Measure("loss on fresh sequences", "nat", dtype=single),
@@ -161,7 +159,6 @@ PUBLISHED: dict[tuple[int, int, int, int], tuple[float, ...]] = {
     (3, 10, 1, 0): (0.00, 0.06, 0.95, 1.22, 1.68, 1.71, 1.78, 1.56, 0.55, 0.00),
     (3, 10, 1, 1): (0.00, 0.05, 0.14, 0.29, 0.32, 1.51, 0.92, 0.04, 0.00, 0.00),
 }
-SIZE = 10  # of the published vocabulary and context
 AGREES = 0.05  # nats; what can be read off a figure: so near counts as the published value
 NORMAL = 1.96  # standard errors to either end of a 95 % interval over sequences
 BREAKS = 0.1  # nats; what a plateau that is broken falls by at least: some five times what its targets differ by
@@ -174,8 +171,8 @@ def softmax(ds: xr.Dataset) -> bool:
 
 
 def published(ds: xr.Dataset) -> xr.DataArray:
-    """The published curves [*KIND, target], NaN where there is none; a `KeyError` for other tasks and attention."""
-    need(softmax(ds), setting(ds, "vocabulary") == setting(ds, "context") == SIZE)
+    """The published curves [*KIND, target], NaN where there is none; a `KeyError` for other attention."""
+    need(softmax(ds))
     values = xr.full_like(ds["loss"].isel(seed=0, drop=True), np.nan, float)
     for kind, _ in places(values.isel(target=0), *KIND):
         if kind in PUBLISHED:
@@ -211,11 +208,6 @@ HEADLINES = (
     Headline(f"targets within {AGREES:g} of the published, by the median", partial(of_targets, inside=False)),
     Headline("by the seeds' range", partial(of_targets, inside=True)),
 )
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """All numbers."""
-    return tables_of(HEADLINES, ds)
 
 
 COLORS = {1: VERMILLION, 2: BLUE, 3: GREEN}
@@ -261,7 +253,7 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 def before_last(ds: xr.Dataset) -> xr.DataArray:
     """Losses at the targets before the last position, rising."""
-    rising = np.sort(ds["target"][ds["target"] < setting(ds, "context") - 1])
+    rising = np.sort(ds["target"][ds["target"] < SIZE - 1])
     need(rising.size > 1)
     return ds["loss"].sel(target=rising)
 
@@ -293,7 +285,7 @@ def grows(ds: xr.Dataset) -> xr.DataArray:
 
 def lost(ds: xr.Dataset) -> xr.DataArray:
     """The least loss between first and last, less those of the first and the last [..., target]."""
-    return between_ends(ds).min("target") - ds["loss"].sel(target=[0, setting(ds, "context") - 1])
+    return between_ends(ds).min("target") - ds["loss"].sel(target=[0, SIZE - 1])
 
 
 BEYOND = Headline("a model's loss, k <= 8, less that of the best reader blind to order", beyond_blind)
@@ -351,7 +343,7 @@ for _name, _words, _sides in (
     ("feed-forward-breaks-plateau", "a feed-forward beside residual streams breaks", (STREAM, BOTH)),
 ):
     _claim = f"{TASK} {_words} the plateau of the loss over k (3 layers, width 10)."
-    changes(liu, _name, _claim, MIDDLE, *_sides, under(-BREAKS), DEEP)
+    state(liu, _name, _claim, change(MIDDLE, *_sides), under(-BREAKS), DEEP)
 _claim = f"{TASK} residual streams and a feed-forward give the curve of loss over k spikes where it had a plateau"
 rises(liu, "spiky", f"{_claim} (3 layers, width 10).", SHARED, [PLAIN, BOTH], DEEP)
 _claim = (

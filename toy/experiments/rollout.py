@@ -22,7 +22,6 @@ from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import QUARTER, Told, above, between
 from probes.measure import Headline
-from probes.results.tables import Table
 from probes.theory.rollout import decay_peak, rope_peak, turned_rates
 
 from .reading import (
@@ -37,7 +36,6 @@ from .reading import (
     places,
     setting,
     state,
-    tables_of,
     together,
     under,
     within,
@@ -153,11 +151,6 @@ HEADLINES = (
     Headline("other attention: share beyond the first token", lambda ds: few_layers(fresh(ds)["beyond"])),
     Headline("sequences of which nothing arrives", lambda ds: few_layers(fresh(ds)["gone"]), form=".0%"),
 )
-
-
-def tables(ds: xr.Dataset) -> list[Table]:
-    """All numbers."""
-    return tables_of(HEADLINES, ds)
 
 
 # -- statements

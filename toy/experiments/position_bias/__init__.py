@@ -12,20 +12,23 @@ unbiased data are read by `sinks` as well [Wu, K.4].
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import xarray as xr
+from matplotlib.figure import Figure
 
+from probes.charts import BLUE, ORANGE, SKY, dots, sheet
 from probes.errors import InputError
 from probes.measures.sinks import TAU
 
 from ... import checks
 from ...model import initial
-from ...tasks import InContext
+from ...tasks import Drawn, InContext
 from ...train import Run, Trained
 from ..experiment import Work
 from ..in_context import (
@@ -33,18 +36,15 @@ from ..in_context import (
     accuracies,
     architecture_of,
     copied,
-    first_of,
+    generator_of,
     looked_at,
-    novel_test,
-    pair_tests,
-    single_tests,
 )
+from ..reading import learnt, places, ranged
 from ..sweep import Cells, Measure, Part, sweep
-from .chart import charts as charts
 from .statements import BLIND as BLIND
-from .statements import DIMS, FIRST, LAST, MIDDLE, PAIRS, SCALES
+from .statements import DIMS, FIRST, LAST, MIDDLE, PAIRS, SCALES, STREAMS
+from .statements import HEADLINES as HEADLINES
 from .statements import claims as claims
-from .statements import tables as tables
 
 TRAINING: dict[str, tuple[int, ...] | None] = {
     "unbiased": None,
@@ -64,7 +64,6 @@ MEASURES = {
     name: Measure(long_name, units, dims, np.float32)
     for name, long_name, units, dims in (
         ("gap", "accuracy gap", "1", ("pair",)),
-        ("course_gap", "accuracy gap during training", "1", ("pair", "step")),
         ("accuracy_by_position", "accuracy by the answer's item", "1", ("position",)),
         ("training_loss", "training loss since the step before", "nat", ("step",)),
         ("novel_accuracy", "accuracy on sequences of novel classes", "1", ()),
@@ -155,12 +154,8 @@ def cases(settings: Settings) -> list[Case]:
     axes = axes_of(settings)
     order = ("scale", "data", "depth", "seed", "training", "mask", "positional", "residual")
     grid = (Case(**dict(zip(order, values, strict=True))) for values in product(*(axes[dim] for dim in order)))
-    return [case for case in grid if in_grid(case) and in_plan(case, settings)]
-
-
-def in_grid(case: Case) -> bool:
-    """Whether a combination is trained at all."""
-    return case.positional != "decay" or case.mask == "causal" or case.mask.startswith("window")
+    decays = ("causal", "window")  # masks that a loss per token into the past goes with
+    return [c for c in grid if (c.positional != "decay" or c.mask.startswith(decays)) and in_plan(c, settings)]
 
 
 def in_plan(case: Case, settings: Settings) -> bool:
@@ -186,19 +181,8 @@ def check_steps(settings: Settings) -> list[int]:
     return sorted({round(step) for step in np.geomspace(first, settings.steps, settings.checks).tolist()})
 
 
-QUICK = Settings(
-    depths=(2,),
-    positional=("none", "decay"),
-    residual=("off",),
-    training=("unbiased", "first"),
-    data=("gaussian",),
-    scales=("text",),
-    seeds=2,
-    steps=600,
-    tests=2_000,
-    checks=3,
-    course_tests=1_000,
-)
+SMALL: Any = ((2,), ("none", "decay"), ("off",), ("unbiased", "first"), ("gaussian",), ("text",))
+QUICK = Settings(*SMALL, seeds=2, steps=600, tests=2_000, checks=3, course_tests=1_000)
 
 
 def measure(s: Settings, work: Work) -> xr.Dataset:
@@ -235,21 +219,27 @@ def _measured(s: Settings, steps: Sequence[int], work: Work) -> Cells:
 def _tested(s: Settings, trained: Mapping[Case, Trained], steps: Sequence[int], work: Work) -> Cells:
     """Models of one world, the trained ones and those of every check before."""
     device, run = work.device, next(iter(trained.values())).run
+    task: Any = replace(run.task, biased=None)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    world = task.world(run.seed, device)
+
+    def drawn(kind: str, *number: int, at: tuple[int, ...] = ()) -> Drawn:
+        """Sequences that depend on the world alone, not on how a model was trained."""
+        return getattr(task, kind)(world, generator_of(device, kind, run.seed, *number), s.tests, *at)
+
     final = [(model.run.architecture, model.weights) for model in trained.values()]
     then = [[(of.run.architecture, of.recorded[step]) for of in trained.values()] for step in steps[:-1]] + [final]
-    gap, course = np.zeros((len(trained), len(PAIRS))), np.zeros((len(trained), len(PAIRS), len(steps)))
-    for pair, sign, drawn in pair_tests(run, PAIRS.values(), s.tests, device):
-        few = first_of(drawn, s.course_tests)
-        gap[:, pair] += sign * accuracies(final, drawn, device)
-        course[:, pair] += sign * np.stack([accuracies(models, few, device) for models in then], -1)
-    single = np.stack([accuracies(final, drawn, device) for drawn in single_tests(run, s.tests, device)], -1)
-    classes, unseen, known = novel_test(run, s.tests, device)
-    few = first_of(unseen, s.course_tests)
-    learning = np.stack([(accuracies(of, few, device), copied(of, classes, few, device)) for of in then], -1)
+    gap = np.zeros((len(trained), len(PAIRS)))
+    for pair, ends in enumerate(PAIRS.values()):
+        for order, (right, wrong) in enumerate((ends, ends[::-1])):
+            gap[:, pair] += (1 - 2 * order) * accuracies(final, drawn("pairs", pair, order, at=(right, wrong)), device)
+    single = np.stack([accuracies(final, drawn("single", at, at=(at,)), device) for at in range(ITEMS)], -1)
+    unseen, known = drawn("novel"), drawn("relabelled")
+    few = Drawn(unseen.inputs[:, : s.course_tests], unseen.hidden[:, : s.course_tests])
+    learning = np.stack([(accuracies(of, few, device), copied(of, world, few, device)) for of in then], -1)
     novel, heart = accuracies(final, unseen, device), accuracies(final, known, device)
     for n, (case, model) in enumerate(trained.items()):
         losses = [float(model.losses[a:b].mean()) for a, b in zip([0, *steps], steps, strict=False)]
-        values = (gap[n], course[n], single[n], losses, novel[n], *learning[:, n], heart[n])
+        values = (gap[n], single[n], losses, novel[n], *learning[:, n], heart[n])
         sinks = looked_at(model, s.tests, TAU, device) if case.training == "unbiased" else {}
         yield case, dict(zip(MEASURES, values, strict=False)) | sinks
 
@@ -261,3 +251,50 @@ def parts(grid: Sequence[Case], device: str) -> dict[str, list[Case]]:
         data = "" if device == "cuda" else f" {case.scale} {case.data} seed {case.seed} {case.training}"
         by_name.setdefault(f"depth {case.depth}{data}", []).append(case)
     return by_name
+
+
+# -- the figure
+
+COLORS = dict(zip(PAIRS, (BLUE, ORANGE, SKY), strict=True))
+ENCODINGS = {"none": "no encoding", "decay": "decay mask", "rope": "RoPE", "sinusoidal": "sinusoidal"}
+PALE = 0.4
+ROW, PANEL = 0.3, 3.6  # inches of a kind of models, and of a panel
+GAPS = (
+    "Accuracy where the earlier of two identical items is right, less that where the later is: above 0 the earlier decides; "
+    "medians and ranges of seeds. Pale: has not learnt to retrieve. Models {}."
+)
+
+
+def charts(ds: xr.Dataset) -> dict[str, Figure]:
+    """Gaps after unbiased training under a causal mask, under other masks, and after biased training.
+
+    Of Gaussian data at the first scale, if there are any, and of the residual switch that more models have.
+    """
+    first, done = (of["gap"].isel(scale=0, data=0) for of in (ds, learnt(ds, ds["novel_accuracy"])))
+    many = first.notnull().sum([dim for dim in first.dims if dim != "residual"])
+    residual = str(ds["residual"].values[int(many.values.argmax())])
+    dims, panels = ("training", "mask", "positional", "depth"), defaultdict(list)
+    for of, here in places(first.sel(residual=residual), *dims):
+        if here.notnull().any():
+            kind = dict(zip(dims, of, strict=True))
+            answers = f"answers {'anywhere' if kind['training'] == 'unbiased' else 'at certain items'}, causal mask"
+            panels[answers if kind["mask"] == "causal" else "other masks"].append(kind)
+    size = {"height": 0.7 + ROW * max(map(len, panels.values())), "width": PANEL * len(panels)}
+    figure, (cells,) = sheet(1, len(panels), caption=GAPS.format(STREAMS[residual]), **size)
+    for cell, (title, kinds) in zip(cells, panels.items(), strict=True):
+        for pale, part in ((False, done), (True, first)):
+            series = []
+            for pair, color in COLORS.items():
+                name = pair.replace("-", " against ") if cell is cells[-1] and not pale else ""
+                runs = np.array([part.sel({"residual": residual, "pair": pair} | kind).values for kind in kinds])
+                series.append(ranged(name, runs.T, color, alpha=PALE if pale else 1.0))
+            dots(cell, [_kind(kind) for kind in kinds], series, limits=(-1.0, 1.0))
+        cell.set_title(title, fontsize=9)
+    return {"": figure}
+
+
+def _kind(kind: Mapping[str, Any]) -> str:
+    """A kind of models in words."""
+    mask = "" if kind["mask"] == "causal" else f"{kind['mask'].replace('-', ' of ')} mask"
+    answers = "" if kind["training"] == "unbiased" else f"answers {kind['training'].replace('-and-', ' or ')}"
+    return ", ".join(filter(None, (mask, ENCODINGS[kind["positional"]], answers, f"{kind['depth']} blocks")))
