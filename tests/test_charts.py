@@ -101,7 +101,7 @@ def test_every_chart_can_be_read(name, names):
         figure = chart({model: results[n % len(results)] for n, model in enumerate(shown)})
         assert faults(figure) == []
         assert str(figure.get_supxlabel()).count("\n") <= 1, "a caption has at most two lines"
-        words = [text.get_text() for cell in figure.axes for text in cell.texts if text.get_gid() == charts.style.NAME]
+        words = [text.get_text() for cell in figure.axes for text in cell.texts if text.get_gid() == charts.NAME]
         assert not any("_" in text for text in words)
 
 
@@ -137,7 +137,7 @@ def test_a_logarithmic_axis_leaves_out_what_is_not_above_zero_and_what_is_faint(
     charts.curves(cell, [Series("", [0.0, 1e-9, 0.5, 1.0])], log=True)
     np.testing.assert_array_equal(cell.lines[0].get_ydata(), [np.nan, 1e-9, 0.5, 1.0])
     low, high = cell.get_ylim()
-    assert np.log10(high / low) == pytest.approx(charts.style.DECADES)
+    assert np.log10(high / low) == pytest.approx(charts.DECADES)
     expected = ["0.01", "10,000", "−2", r"$2\cdot 10^{-7}$", "$10^{6}$"]
     assert [charts.numeral(value) for value in (0.01, 1e4, -2.0, 2e-7, 1e6)] == expected
 
@@ -159,7 +159,7 @@ def test_heat_maps_show_the_values_and_marks_on_their_cells(cell):
     assert cell.images[0].get_clim() == (0, 0.9)
     np.testing.assert_allclose(cell.lines[0].get_xydata(), [[1, 0], [2, 1]])
     assert [text.get_text() for text in cell.texts] == ["reads"]
-    zero, most = charts.style.WEIGHTS(0.0), charts.style.WEIGHTS(1.0)
+    zero, most = charts.WEIGHTS(0.0), charts.WEIGHTS(1.0)
     assert (zero[3], most[3]) == (0, 1), "zero is the paper, white or dark"
 
 

@@ -14,8 +14,22 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from ... import options
-from ...charts import BLUE, CYCLE, DOTTED, GREY, INK, Panel, Series, blocks, curves, dots, numeral, panels, wrapped
-from ...charts.style import TEXT
+from ...charts import (
+    BLUE,
+    CYCLE,
+    DOTTED,
+    GREY,
+    INK,
+    TEXT,
+    Panel,
+    Series,
+    blocks,
+    curves,
+    dots,
+    numeral,
+    panels,
+    wrapped,
+)
 from ...measure import Headline, Measure
 from ...results.curves import estimate, relative_error, with_interval
 from ...results.tables import Table, estimated, interval, number, variance
