@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .results.dataset import combine as combine
     from .results.dataset import load as load_result  # noqa: F401
     from .results.dataset import save as save_result  # noqa: F401
-    from .results.profiles import shape as shape
+    from .results.ushape import shape as shape
 
 _NAMES = {  # by module
     "data.prompts": "draw prompts",
@@ -71,7 +71,7 @@ _NAMES = {  # by module
     "models.view": "View",
     "results.curves": "relative_error rms_profile",
     "results.dataset": "combine",
-    "results.profiles": "shape",
+    "results.ushape": "shape",
     "compare": "compare_results",
 }
 _WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}

@@ -339,12 +339,7 @@ def blocks(cell: Axes, series: Sequence[Series], nulls: Sequence[Series] = (), *
     block_axis(cell, numbers)
 
 
-def heat(
-    cell: Axes,
-    values: Values,
-    label: str,
-    marks: Mapping[str, tuple[Values, str]] | None = None,
-) -> None:
+def heat(cell: Axes, values: Values, label: str, marks: Mapping[str, tuple[Values, str]] | None = None) -> None:
     """Draw a heat map of blocks by heads, its scale below it, marks on cells and their words beside it.
 
     Args:

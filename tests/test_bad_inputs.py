@@ -66,7 +66,7 @@ CONFIGS: dict[str, list[Row]] = {
         ("", "config.json", damage.file_is("small/config.json", '{"model_type": "lla')),
         ("", "num_attention_heads=4, which cannot share 3", damage.config_has(num_key_value_heads=3)),
         ("", "trust_remote_code", damage.own_code),
-    ],
+    ]
 }
 TOKENIZERS: dict[str, list[Row]] = {
     "jacobian SMALL": [
@@ -80,9 +80,7 @@ TEXTS: dict[str, list[Row]] = {
         ("HERE/t", "has 12 tokens (the longest has 3)", damage.file_is("t", "w3 w4 w5")),
         ("HERE/f", "b.txt' is not UTF-8", damage.file_is("f/a.txt", "w3 " * 99), damage.file_is("f/b.txt", b"\xff")),
     ],
-    "inspect SMALL": [
-        ("--prompt w3 --text TEXT", "both --prompt and --text"),
-    ],
+    "inspect SMALL": [("--prompt w3 --text TEXT", "both --prompt and --text")],
     "sinks SMALL --dataset": [
         ("HERE/t.jsonl --column body", "'body'", damage.file_is("t.jsonl", '{"text": "w3 w4"}')),
         ("nobody/nothing", "nobody/nothing"),
@@ -94,7 +92,7 @@ NAMES: dict[str, list[Row]] = {
         ("/nowhere", "model '/nowhere' does not exist"),
         ("SMALL/model.safetensors", "model.safetensors'"),
         ("SMALL HERE/./small", "both called 'small'"),
-    ],
+    ]
 }
 VALUES: dict[str, list[Row]] = {
     "jacobian SMALL": [
@@ -114,10 +112,7 @@ VALUES: dict[str, list[Row]] = {
         ("--keys 0,12", "keys=12 cannot be used with prompts of 12 positions; give whole numbers from 0 to 11"),
     ],
     "trajectory SMALL": [("--starts 1", "starts=1")],
-    "leakage SMALL": [
-        ("--bands 3-40", "band 3-40 does not fit"),
-        ("--lags 0", "lags [0]"),
-    ],
+    "leakage SMALL": [("--bands 3-40", "band 3-40 does not fit"), ("--lags 0", "lags [0]")],
     "bos-swap SMALL": [
         ("--replace nothing", "replacement 'nothing' is unknown"),
         ("--profile-prompts -1", "profile_prompts=-1"),
@@ -130,19 +125,14 @@ VALUES: dict[str, list[Row]] = {
     ],
 }
 FOLDERS: dict[str, list[Row]] = {
-    "jacobian SMALL": [
-        ("--out TEXT", "text.txt"),
-        ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc")),
-    ],
+    "jacobian SMALL": [("--out TEXT", "text.txt"), ("", "jacobian.nc' is a folder", damage.folder("out/jacobian.nc"))],
     "pretrain tiny-llama": [("--out OUT", "holds other files"), ("--out TEXT/below", "is no folder")],
     "compare": [
         ("gone.nc OUT/other.nc", "result 'gone.nc' does not exist; give a NetCDF file that headwater wrote"),
         ("OUT/other.nc", "Missing argument 'B.nc'"),
     ],
     "families": [("llama bloom", "model type 'bloom' is not supported; supported families: llama, mistral, ministral")],
-    "selftest": [
-        ("--device cuda:99", "device 'cuda:99' cannot be used"),
-    ],
+    "selftest": [("--device cuda:99", "device 'cuda:99' cannot be used")],
     "report --out": [
         ("OUT", "holds no results"),
         ("OUT --quick", "--quick measures models, and none is named"),

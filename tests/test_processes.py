@@ -63,12 +63,7 @@ def test_every_process_has_the_whole_result_in_memory(both):
 def test_a_launcher_starts_the_command_line(tmp_path):
     out, arguments = tmp_path / "out", ["sinks", "tiny-llama", "--prompts", "3", "--length", "24", "--reacts", "off"]
     assert program(*LAUNCHED, *arguments, "--out", str(out)).count("wrote ") == 1  # one process speaks
-    assert sorted(path.name for path in out.iterdir()) == [
-        "sinks.md",
-        "sinks.nc",
-        "sinks.png",
-        "sinks.svg",
-    ]
+    assert sorted(path.name for path in out.iterdir()) == ["sinks.md", "sinks.nc", "sinks.png", "sinks.svg"]
     assert load(out / "sinks.nc").attrs["command"].startswith("headwater sinks tiny-llama")
 
 

@@ -9,9 +9,8 @@ import pytest
 import xarray as xr
 from measured import refused
 
-from probes.results.profiles import change, elasticities, profiles, shape, shapes, typical
 from probes.results.statistics import jackknifed, units
-from probes.results.ushape import NUMBERS, shape_of
+from probes.results.ushape import NUMBERS, change, elasticities, profiles, shape, shape_of, shapes, typical
 
 
 def made(length: int = 40, prompts: int = 12, documents: int = 6, unit=(2.0, 0.25), seed: int = 0) -> xr.Dataset:

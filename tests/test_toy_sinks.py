@@ -13,15 +13,7 @@ import probes
 from probes.claims.claim import Claim
 from probes.measures.sinks import TAU
 from toy.experiments import experiment, in_context
-from toy.experiments.in_context import (
-    accuracies,
-    architecture_of,
-    copied,
-    looked_at,
-    metrics,
-    patterns,
-    uniform_sink,
-)
+from toy.experiments.in_context import accuracies, architecture_of, copied, looked_at, metrics, patterns, uniform_sink
 from toy.experiments.position_bias import DIMS, Case, run_of
 from toy.model import Switches, block, embedded, initial
 from toy.tasks import InContext

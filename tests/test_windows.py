@@ -12,16 +12,7 @@ from hypothesis import strategies as st
 
 from probes.data.documents import Document
 from probes.data.prompts import draw, prompts
-from probes.data.windows import (
-    CHARACTERS_PER_TOKEN,
-    MARGIN,
-    SHORT,
-    Tokenized,
-    _starts,
-    cut,
-    passage_of,
-    tokenize,
-)
+from probes.data.windows import CHARACTERS_PER_TOKEN, MARGIN, SHORT, Tokenized, _starts, cut, passage_of, tokenize
 from probes.errors import InputError
 
 MODEL = bigram(bos=False)

@@ -32,8 +32,7 @@ from probes.models.initialization import CONFIG, Rule
 from probes.models.view import View
 from probes.results.curves import rms_profile
 from probes.results.dataset import attributes, provenance
-from probes.results.profiles import typical
-from probes.results.ushape import SHORTEST
+from probes.results.ushape import SHORTEST, typical
 from probes.run.progress import Progress, Tally, part
 from probes.run.store import Store
 from probes.theory.cesaro import fit_alpha

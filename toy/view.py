@@ -27,16 +27,7 @@ from probes.errors import InputError
 from probes.models.fused import Listening, attend
 from probes.models.identity import weights_hash
 from probes.models.initialization import CONFIG, Rule
-from probes.models.view import (
-    Edit,
-    Identity,
-    Linear,
-    Norm,
-    Parts,
-    Spec,
-    Trace,
-    Watched,
-)
+from probes.models.view import Edit, Identity, Linear, Norm, Parts, Spec, Trace, Watched
 
 from .model import (
     NORM_EPS,

@@ -10,10 +10,9 @@ import xarray as xr
 
 from ..measures.map import Row
 from ..results.curves import rms_log_error, smooth, spearman
-from ..results.profiles import shape
 from ..results.statistics import Interval, jackknifed, units
 from ..results.tables import number, range_told
-from ..results.ushape import SHORTEST
+from ..results.ushape import SHORTEST, shape
 from ..theory.cesaro import cesaro_bins
 from . import readings as read
 from .evidence import Results, fresh, places, real

@@ -69,12 +69,7 @@ def unmeasured(command: str, model: str) -> Evidence:
 
 
 def real(
-    *kinds: str,
-    first: str = "",
-    only: Sequence[str] = (),
-    model: str = REAL,
-    options: str = "",
-    more: str = "",
+    *kinds: str, first: str = "", only: Sequence[str] = (), model: str = REAL, options: str = "", more: str = ""
 ) -> Evidence:
     """Pretrained language models.
 

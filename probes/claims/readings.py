@@ -12,9 +12,8 @@ import xarray as xr
 from ..measures.map import Row
 from ..results.curves import by_condition, estimate
 from ..results.dataset import options_of
-from ..results.profiles import typical
 from ..results.statistics import Interval, between_runs, jackknifed, over_runs, units
-from ..results.ushape import SHORTEST
+from ..results.ushape import SHORTEST, typical
 from .evidence import config
 from .rules import Lacks
 

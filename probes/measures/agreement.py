@@ -35,11 +35,9 @@ from ..errors import InputError
 from ..models.load import takes_model
 from ..models.view import View
 from ..results.curves import rms_log_error, spearman
-from ..results.dataset import dataset, provenance
-from ..results.profiles import typical
+from ..results.dataset import Variable, dataset, labelled, provenance
 from ..results.statistics import jackknife, jackknife_of_two, numbered
-from ..results.ushape import SHORTEST, Shape, shape_over
-from ..results.variables import Variable, labelled
+from ..results.ushape import SHORTEST, Shape, shape_over, typical
 from ..run.progress import Progress, part
 from ..run.store import Store
 from .jacobian import PRODUCTS, jacobian
@@ -152,12 +150,7 @@ def taken_at(curve: Float[np.ndarray, " position"], points: int) -> Float[np.nda
 
 
 def agreement(
-    one: Samples,
-    other: Samples,
-    *,
-    paired: bool = False,
-    squares: bool = False,
-    documents: Sequence[str] | None = None,
+    one: Samples, other: Samples, *, paired: bool = False, squares: bool = False, documents: Sequence[str] | None = None
 ) -> Agreement:
     """How alike two curves over position are, on the shorter one's fractions.
 
@@ -196,12 +189,7 @@ def agreement(
     return Agreement(rank, max(low, -1.0), min(high, 1.0), *map(math.exp, errors), apart=alike(a, b)[2])
 
 
-def shape(
-    values: Samples,
-    *,
-    runs: bool = False,
-    documents: Sequence[str] | None = None,
-) -> Shape:
+def shape(values: Samples, *, runs: bool = False, documents: Sequence[str] | None = None) -> Shape:
     """The shape of a curve [seed, prompt, position], with intervals.
 
     Args:

@@ -23,20 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from ..charts import (
-    DOTTED,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    Panel,
-    Series,
-    depth_color,
-    level,
-    panels,
-    position_axis,
-)
+from ..charts import DOTTED, GREEN, INK, ORANGE, PURPLE, SKY, Panel, Series, depth_color, level, panels, position_axis
 from ..charts import curves as draw
 from ..measure import Headline, Measure
 from ..models.load import fresh

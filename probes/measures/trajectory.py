@@ -45,9 +45,8 @@ from ..models.edited import passing
 from ..models.load import takes_model
 from ..models.swap import unswapped
 from ..models.view import Edit, View
-from ..results.dataset import dataset, provenance
+from ..results.dataset import Variable, dataset, labelled, provenance
 from ..results.tables import Table, number
-from ..results.variables import Variable, labelled
 from ..run.memory import Retry
 from ..run.precision import double
 from ..run.progress import Progress, Tally

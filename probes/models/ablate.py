@@ -35,11 +35,7 @@ TINY = 1e-12  # of what is divided by
 
 @takes_model
 def ablated(
-    model: View,
-    heads: Sequence[Head],
-    how: How = "zero",
-    *,
-    reference: Int[Tensor, "prompt position"] | None = None,
+    model: View, heads: Sequence[Head], how: How = "zero", *, reference: Int[Tensor, "prompt position"] | None = None
 ) -> Edited:
     """The same model without what some heads write, as a view that every probe can be run on.
 
@@ -138,11 +134,7 @@ def check_reference(model: View, reference: Tensor | None) -> None:
 
 @takes_model
 def reweighed(
-    model: View,
-    how: Weights,
-    *,
-    layer: int = 0,
-    reference: Int[Tensor, "prompt position"] | None = None,
+    model: View, how: Weights, *, layer: int = 0, reference: Int[Tensor, "prompt position"] | None = None
 ) -> Edited:
     """The same model with other attention weights in all heads from a block on, as a view that every probe can be run on.
 

@@ -139,12 +139,7 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
 
 @left
 def fresh(
-    config: Any,
-    seed: int = 0,
-    *,
-    residual_scale: float = 1.0,
-    positional: bool = True,
-    initialization: Rule = CONFIG,
+    config: Any, seed: int = 0, *, residual_scale: float = 1.0, positional: bool = True, initialization: Rule = CONFIG
 ) -> View:
     """A model with fresh weights, from its configuration alone; on the CPU, in float32, without a tokenizer.
 

@@ -177,9 +177,8 @@ GIVE = "give a folder with config.json and *.safetensors, or a GGUF file"
 
 def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     """A GGUF file: what it says, unless a tokenizer beside it, or given, says it better."""
-    from .gguf.config import config_of, tensors_of
+    from .gguf.config import config_of, tensors_of, tokenizer_of
     from .gguf.header import read_header
-    from .gguf.tokenizer import tokenizer_of
 
     header = read_header(path)
     with _quiet():

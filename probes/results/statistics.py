@@ -178,9 +178,7 @@ def over_runs(values: Sequence[float] | np.ndarray) -> Interval:
 
 
 def paired(
-    estimate: Callable[[np.ndarray], float],
-    one: tuple[np.ndarray, np.ndarray],
-    other: tuple[np.ndarray, np.ndarray],
+    estimate: Callable[[np.ndarray], float], one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
 ) -> Interval:
     """`estimate` of the other minus that of the one, with its interval over the units that both have.
 

@@ -60,10 +60,9 @@ from probes.models.fresh import fresh_model
 from probes.models.initialization import KINDS, Initialization, by_depth
 from probes.models.load import fresh, load
 from probes.results.curves import ESTIMATE
-from probes.results.profiles import typical
 from probes.results.statistics import INTERVAL, Interval
 from probes.results.tables import number
-from probes.results.ushape import SHORTEST, numbers
+from probes.results.ushape import SHORTEST, numbers, typical
 from probes.run.files import write_json
 from probes.theory.kernel import second_moment
 

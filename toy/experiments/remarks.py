@@ -37,20 +37,7 @@ from ..train import Run, Trained
 from . import previous_token
 from .copied import evaluated, scored
 from .experiment import Work
-from .reading import (
-    WELCH,
-    courses,
-    each,
-    judge,
-    label,
-    learnt,
-    need,
-    places,
-    ranged,
-    setting,
-    together,
-    versus,
-)
+from .reading import WELCH, courses, each, judge, label, learnt, need, places, ranged, setting, together, versus
 from .sweep import Measure, Part, axes, filled, sweep
 
 

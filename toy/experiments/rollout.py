@@ -288,9 +288,7 @@ KEPT = Headline(
     f"{STEADY:g} times the least share of a prefix token at the top over that of the middle layer", kept, ratio=True
 )
 SHARE = Headline(
-    "the least share over eps",
-    lambda ds: top(fresh(ds, "prefix")["share"]) / fresh(ds, "prefix")["eps"],
-    ratio=True,
+    "the least share over eps", lambda ds: top(fresh(ds, "prefix")["share"]) / fresh(ds, "prefix")["eps"], ratio=True
 )
 _text = "With a prefix of K tokens all mass of the rollout goes to those K tokens."
 state(theorem, "4.3-limit", _text, LEFT, under(CONVERGED), where="Thm 4.3")

@@ -51,9 +51,8 @@ from ...models.load import takes_model
 from ...models.swap import Intervention, intervention
 from ...models.view import View
 from ...results.curves import rms_profile
-from ...results.dataset import dataset, provenance
+from ...results.dataset import Variable, dataset, provenance, with_ends, with_low_high
 from ...results.statistics import INTERVAL, jackknife
-from ...results.variables import Variable, with_ends, with_low_high
 from ...run.progress import Progress, part
 from ...run.store import Store
 from ..consequences import RECALLED, check_recall, consequences

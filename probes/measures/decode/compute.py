@@ -43,9 +43,8 @@ from ...models.checks import check_logits, check_tokens
 from ...models.erase import RANK, Where, check_where, erased
 from ...models.load import takes_model
 from ...models.view import View
-from ...results.dataset import dataset, provenance
+from ...results.dataset import Variable, dataset, provenance, with_ends, with_low_high
 from ...results.statistics import jackknife, numbered
-from ...results.variables import Variable, with_ends, with_low_high
 from ...run.progress import Progress, Tally, part
 from ...run.store import Piece, Store
 from ..consequences import RECALLED, check_recall, consequences

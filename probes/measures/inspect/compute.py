@@ -54,10 +54,8 @@ from ...models.initialization import CONFIG, Rule, check_rule
 from ...models.load import takes_model
 from ...models.view import Identity, View
 from ...results.curves import smooth_between, spearman
-from ...results.dataset import dataset, provenance
-from ...results.profiles import typical
-from ...results.ushape import PARTS, parts_of
-from ...results.variables import Variable
+from ...results.dataset import Variable, dataset, provenance
+from ...results.ushape import PARTS, parts_of, typical
 from ...run.progress import Progress, part
 from ...run.store import Store
 from ...theory.kernel import second_moment

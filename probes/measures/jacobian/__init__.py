@@ -27,9 +27,8 @@ from ...models.initialization import CONFIG, check_rule
 from ...models.view import View
 from ...results.curves import band, by_condition, rms_profiles
 from ...results.dataset import combine, drawn_from, options_of
-from ...results.profiles import profiles
 from ...results.tables import Table
-from ...results.ushape import NUMBERS, SHORTEST, numbers, troughs
+from ...results.ushape import NUMBERS, SHORTEST, numbers, profiles, troughs
 from ...run.progress import Progress, part
 from ...run.store import Store
 from ...theory import kernel

@@ -57,8 +57,7 @@ from ...models.checks import check_place
 from ...models.load import takes_model
 from ...models.pullback import Apart, Engine, Pace, Pathway, Prompt, Readout
 from ...models.view import View
-from ...results.dataset import by_block, dataset, provenance
-from ...results.variables import Variable, labelled
+from ...results.dataset import Variable, by_block, dataset, labelled, provenance
 from ...run.precision import double, total, wide
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store

@@ -102,9 +102,8 @@ from ...errors import InputError
 from ...models.checks import check_tokens
 from ...models.load import takes_model
 from ...models.view import View
-from ...results.dataset import by_block, dataset, provenance
+from ...results.dataset import Variable, by_block, dataset, provenance, with_ends
 from ...results.statistics import INTERVAL
-from ...results.variables import Variable, with_ends
 from ...run import processes
 from ...run.memory import available
 from ...run.progress import Progress, part

@@ -44,11 +44,10 @@ from ...models.initialization import CONFIG, Rule
 from ...models.load import takes_model
 from ...models.view import View
 from ...results.curves import ESTIMATE
-from ...results.dataset import dataset, options_of, provenance
+from ...results.dataset import Variable, dataset, labelled, options_of, provenance
 from ...results.statistics import couples, jackknife
 from ...results.tables import Table, interval
 from ...results.ushape import SHORTEST
-from ...results.variables import Variable, labelled
 from ...run.memory import Retry, parts
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Store

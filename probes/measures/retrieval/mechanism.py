@@ -47,7 +47,7 @@ from ...models.checks import not_finite
 from ...models.initialization import Rule
 from ...models.view import Edit, View
 from ...results.curves import band
-from ...results.variables import Variable
+from ...results.dataset import Variable
 from ...run.memory import Retry
 from ...run.precision import double, precise
 from ...run.progress import Tally

@@ -17,9 +17,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float, Int
 
+from ...results.dataset import Variable
 from ...results.statistics import jackknife, numbered
 from ...results.tables import estimated
-from ...results.variables import Variable
 from ..reading import token_name
 
 TOKENS = 5  # of a block that are kept

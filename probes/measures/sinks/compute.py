@@ -52,9 +52,8 @@ from ...models.checks import check_logits, check_tokens, not_finite
 from ...models.load import takes_model
 from ...models.swap import swapped
 from ...models.view import View
-from ...results.dataset import by_block, dataset, provenance
+from ...results.dataset import Variable, by_block, dataset, provenance, with_low_high
 from ...results.statistics import Interval
-from ...results.variables import Variable, with_low_high
 from ...run.memory import Retry
 from ...run.progress import Progress, Tally
 from ...run.store import Store

@@ -31,14 +31,7 @@ from ...model import initial
 from ...tasks import Drawn, InContext
 from ...train import Run, Trained
 from ..experiment import Work
-from ..in_context import (
-    ITEMS,
-    accuracies,
-    architecture_of,
-    copied,
-    generator_of,
-    looked_at,
-)
+from ..in_context import ITEMS, accuracies, architecture_of, copied, generator_of, looked_at
 from ..reading import learnt, places, ranged
 from ..sweep import Cells, Measure, Part, sweep
 from .statements import BLIND as BLIND

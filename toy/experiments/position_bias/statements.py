@@ -25,21 +25,7 @@ from probes.results.statistics import Interval
 
 from ...tasks import InContext
 from ..in_context import ITEMS, architecture_of, uniform_sink
-from ..reading import (
-    OVER_RUNS,
-    Bound,
-    each,
-    judge,
-    known,
-    learnt,
-    means,
-    need,
-    no_more,
-    over,
-    places,
-    together,
-    under,
-)
+from ..reading import OVER_RUNS, Bound, each, judge, known, learnt, means, need, no_more, over, places, together, under
 
 DIMS = ("scale", "data", "depth", "mask", "positional", "residual", "training", "seed")
 SCALES = ("text", "program")  # of the vectors: as in the paper's text, as in its program
