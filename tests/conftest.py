@@ -10,14 +10,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import sampling
-
-sampling.install()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    sampling.restart()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,11 +49,3 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
     name = request.module.__name__.removeprefix("test_toy_").replace("_", "-")
     return ran({"sinks": "position-bias"}.get(name, name), tmp_path_factory)
-
-
-@pytest.fixture
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signatures are not checked, as outside pytest: for values that beartype would refuse before the suite can."""
-    from jaxtyping import config
-
-    monkeypatch.setattr(config, "jaxtyping_disable", True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,14 +18,11 @@ from torch import Tensor
 
 import probes
 from probes.errors import InputError
-from probes.measures.sinks import sinks as checked_sinks
 from probes.models.families import FAMILIES as ROWS
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import LinearizedBlock
 from probes.models.view import Attention, Parts, Trace, View
 from probes.results.dataset import load, save
-
-sinks: Any = inspect.unwrap(checked_sinks)  # as users call it: no type checks ahead of our own messages
 
 BACKENDS = ("transformers", "transformer_lens")
 

@@ -194,9 +194,7 @@ def late(*_: object) -> None:
 @pytest.mark.parametrize(
     ("line", "says", "spoils"), list(rows_of(LOADED, CONFIGS, TOKENIZERS, TEXTS, NAMES, VALUES, FOLDERS))
 )
-def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(
-    line, says, spoils, here, monkeypatch, capfd, unchecked
-):
+def test_a_bad_input_is_one_line_and_leaves_everything_as_it_was(line, says, spoils, here, monkeypatch, capfd):
     for spoil in spoils:
         spoil(here)
     before = listing(here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -18,15 +17,13 @@ from torch.nn import functional
 import probes
 from probes.headlines import numbers
 from probes.measures import consequences
-from probes.measures.bos_swap import MEASURE
-from probes.measures.bos_swap import bos_swap as checked_bos_swap
+from probes.measures.bos_swap import MEASURE, bos_swap
 from probes.measures.bos_swap.compute import removed
 from probes.measures.leakage import leakage
 from probes.measures.sinks import sinks
 from probes.models import swap as swap_module
 from probes.models.swap import mean_embedding, parse_replacement, swapped
 
-bos_swap: Any = inspect.unwrap(checked_bos_swap)  # as users call it: no type checks ahead of our own messages
 LENGTH = 24
 SMALL: dict[str, Any] = {"bootstrap": 20, "profile_prompts": 2, "products": 16, "lags": (1, 2, 3)}
 
@@ -145,7 +142,6 @@ def test_result_is_complete(tmp_path):
         xr.testing.assert_identical(both.sel(replacement=name, drop=True).drop_attrs(), single.drop_attrs())
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_bad_replacements_and_options_are_refused():
     assert [parse_replacement(value) for value in ("mean", "drawn", "0", "17")] == ["mean", "drawn", 0, 17]
     model, tokens = view("llama"), some_tokens()

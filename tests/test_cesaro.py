@@ -140,6 +140,6 @@ def test_fit_compares_where_both_are_positive():
         (lambda: fit_alpha([0.0, 0.0, 1.0, 1.0], 2), "both positive at 2 positions; give a profile with at least 3"),
     ],
 )
-def test_bad_input_is_named(call, message, unchecked):
+def test_bad_input_is_named(call, message):
     with pytest.raises(InputError, match=re.escape(message)):
         call()

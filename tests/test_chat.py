@@ -68,7 +68,7 @@ def test_as_many_as_asked_for_and_as_long_as_they_all_are(model):
     assert drawn(1, 100).tokens.shape == (1, 34)
 
 
-def test_bad_chats_are_refused(model, tmp_path, unchecked):
+def test_bad_chats_are_refused(model, tmp_path):
     (tmp_path / "chat.json").write_bytes(b"{")
     plain = probes.load(families.model("llama"), tokenizer=families.tokenizer())
     calls: list[tuple[Any, Any, dict[str, Any], str]] = [

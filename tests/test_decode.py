@@ -259,7 +259,6 @@ def test_what_cannot_be_measured_is_said():
     assert not {"residual", "recall_log_p"} & set(left)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_decoded_is_refused():
     toy, tokens = toys.made(), prompts(8)
     wrong: Any = "mean"

@@ -246,7 +246,7 @@ def test_the_weights_hash_says_which_matrix_stands_where(name):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_edits_act_in_order_gradients_pass_them_and_those_that_name_nothing_are_refused(backend, unchecked):
+def test_edits_act_in_order_gradients_pass_them_and_those_that_name_nothing_are_refused(backend):
     seen = view("llama", backend)
     given = seen.embed(IDS).requires_grad_()
     twice = [Edit("value", 1, lambda x: x + 1), Edit("value", 1, lambda x: x * 3)]

@@ -41,7 +41,7 @@ def test_a_name_and_a_folder_do(tmp_path):
     assert torch.equal(probes.prompts("tiny-llama", n=2, length=9), probes.prompts(model="tiny-llama", n=2, length=9))  # type: ignore[call-arg]
 
 
-def test_weights_are_not_hashed_to_tell_a_view(unchecked):
+def test_weights_are_not_hashed_to_tell_a_view():
     """They may change until a result needs their hash; checking a signature would take it, too."""
     model = families.model("llama")
     view = probes.load(model, tokenizer=families.tokenizer())

@@ -205,7 +205,7 @@ def test_a_default_that_nobody_published_is_named_as_one(tmp_path):
 
 
 @pytest.mark.parametrize("rule", ["smollm2", "1/2/3", "1/0", True, "-1/24", "nan", "1e-12", "1e3", 0.0])
-def test_unusable_rules_are_refused(rule, unchecked):
+def test_unusable_rules_are_refused(rule):
     no_rule = rule in ("smollm2", "1/2/3", "1/0", True)
     says = f"({', '.join(PUBLISHED)}" if no_rule else "from 1e-06 to 10, as 0.02 or 1/24"
     for function in (fresh, born, lambda c, initialization: Options(initialization=initialization).values()):

@@ -174,7 +174,7 @@ def test_parts(profile: Sequence[float], recency: int):
         (None, {"chat": [[{"role": "user", "content": WORDS}]] * 2}, "the chat holds 2 conversations"),
     ],
 )
-def test_bad_input(prompt, given, says, unchecked):
+def test_bad_input(prompt, given, says):
     model = small()
     model.tokenizer.chat_template = TEMPLATE
     with pytest.raises(InputError, match=says):

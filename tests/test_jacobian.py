@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -17,13 +16,12 @@ from measured import BRUTE, brute, brute_model, close, drawn_tokens, refused
 from measured import view as cached
 
 import probes
-from probes import jacobian as checked_jacobian
+from probes import jacobian
 from probes.models import pullback
 from probes.models.huggingface import HuggingFaceView
 from probes.models.pullback import Apart, Pace, Prompt
 from probes.models.view import Parts
 
-jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 view: Any = partial(cached, dtype="float64")
 LENGTH = 12  # longer than the window of 8
 

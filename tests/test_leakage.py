@@ -218,7 +218,7 @@ def test_usual_bands_double():
     assert usual_bands(33, range(1, 9)) == ((9, 31),)  # a single query has no variance
 
 
-def test_what_does_not_fit_is_refused(unchecked):
+def test_what_does_not_fit_is_refused():
     model, tokens = load(families.model("mistral")), text(6, 20)
     for options, said in (
         ({"lags": range(1, 9)}, "window of 8"),

@@ -123,7 +123,7 @@ def test_revisions_are_subfolders(tmp_path, kept):
 # --------------------------------------------------------------------------------------------------- bad input
 
 
-def test_unknown_options_are_refused(kept, unchecked):
+def test_unknown_options_are_refused(kept):
     assert refused(kept, backend="jax") == "backend 'jax' does not exist; use transformers, transformer_lens"
     assert "dtype 'float8' does not exist; use auto, float32, float64, bfloat16" in refused(kept, dtype="float8")
     assert refused(kept, device="cuda:99").endswith("cpu or auto")

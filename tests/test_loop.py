@@ -182,7 +182,7 @@ def test_units_measured_with_other_settings_are_not_taken_for_these(folder, half
         ({"query": 12}, {}, "query 12 is outside the prompt"),
     ],
 )
-def test_bad_settings_leave_nothing_behind(folder, tmp_path, changes, given, says, unchecked):
+def test_bad_settings_leave_nothing_behind(folder, tmp_path, changes, given, says):
     out = tmp_path / "below" / "out"
     with pytest.raises(InputError) as raised:
         study(folder, out, replace(FEW, **changes), **given)

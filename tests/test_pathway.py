@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from functools import cache
 from typing import Any
@@ -15,9 +14,8 @@ import torch
 from measured import BACKENDS, LAYER_NORM, by_readout, close, drawn_tokens, parts_of
 from measured import view as cached
 
-from probes import jacobian as checked_jacobian
+from probes import jacobian
 
-jacobian: Any = inspect.unwrap(checked_jacobian)  # as users call it: no type checks ahead of our own messages
 PATHWAYS = ("total", "value", "score")
 LENGTH = 11  # longer than the window of 8
 TOKENS = drawn_tokens(1, LENGTH)

@@ -161,6 +161,6 @@ ROWS = np.full((2, 3, 3), 1 / 3)
         (lambda: shares(-ROWS), "some weights are negative or not finite; give numbers, 0 or more"),
     ],
 )
-def test_bad_input_is_named(call, message, unchecked):
+def test_bad_input_is_named(call, message):
     with pytest.raises(InputError, match=re.escape(message)):
         call()

@@ -211,7 +211,7 @@ def test_options_are_read():
         Options(effect="-1").values()
 
 
-def test_what_cannot_be_asked(unchecked):
+def test_what_cannot_be_asked():
     for options, says in (
         ({"keys": (0, 0)}, "keys=0,0 name a number twice"),
         ({"documents": ["a", "b"]}, "2 documents are named for 3 prompts; name one for each"),

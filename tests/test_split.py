@@ -184,7 +184,7 @@ def offloaded(folder: Path, how: str) -> Any:
 
 
 @pytest.mark.parametrize("how", ["map", "main memory", "disk"])
-def test_split_in_memory_gives_the_same_and_stays_as_it_was(how, tmp_path, unchecked):
+def test_split_in_memory_gives_the_same_and_stays_as_it_was(how, tmp_path):
     model: Any = offloaded(tmp_path, how)
     with torch.no_grad():
         before = model(IDS).logits

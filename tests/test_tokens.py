@@ -74,7 +74,7 @@ def test_a_slow_tokenizer_that_ends_texts_puts_nothing_first(model):
 
 
 @pytest.mark.parametrize(("pad", "side"), [(BOS, "left"), (EOS, "right")])
-def test_padded_batches_are_refused_and_texts_of_one_length_are_not(pad, side, unchecked):
+def test_padded_batches_are_refused_and_texts_of_one_length_are_not(pad, side):
     own = AutoTokenizer.from_pretrained(CHECKPOINTS / "tiny-llama", padding_side=side)
     own.pad_token = pad
     batch = own(list(TEXTS), padding=True, return_tensors="pt")

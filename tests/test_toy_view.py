@@ -167,7 +167,6 @@ VECTORS, OWN = architecture(vocabulary=None), initial(architecture(), 0)
 LONG = torch.zeros(1, LENGTH + 1, dtype=torch.long)
 
 
-@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("call", "said"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import statistics
@@ -18,12 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 import probes
-from probes.measures.trajectory import PLACES, answer, rows
-from probes.measures.trajectory import trajectory as checked_trajectory
+from probes.measures.trajectory import PLACES, answer, rows, trajectory
 from probes.models.huggingface import HuggingFaceView
 from probes.models.view import Edit
 
-trajectory: Any = inspect.unwrap(checked_trajectory)  # as users call it: no type checks ahead of our own messages
 LENGTH = 12  # longer than the windows
 BOS = 0  # an id that is false as a truth value
 

@@ -65,7 +65,6 @@ TAKEN_APART: dict[str, Run] = {  # blocks of transformers without hooks of the c
 
 # Signatures are not checked here: beartype draws from Python's random numbers, whose state is part of the fingerprint.
 pytestmark = [
-    pytest.mark.usefixtures("unchecked"),
     pytest.mark.filterwarnings("ignore:jacobian takes the slower engine"),  # the caller's hooks are meant to be here
 ]
 

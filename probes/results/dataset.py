@@ -405,7 +405,7 @@ def labelled(table: Mapping[str, Variable], values: Mapping[str, Any]) -> dict[s
     return {name: variable.of(values[name]) for name, variable in table.items() if name in values}
 
 
-def with_low_high(name: str, variable: Variable, interval: Iterable[ndarray]) -> dict[str, tuple[Any, ...]]:
+def with_low_high(name: str, variable: Variable, interval: Iterable[Any]) -> dict[str, tuple[Any, ...]]:
     """An estimate, and the low and high ends of its interval as `NAME_low` and `NAME_high`."""
     return {f"{name}{end}": variable.of(values) for end, values in zip(("", "_low", "_high"), interval, strict=True)}
 
