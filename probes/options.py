@@ -138,9 +138,8 @@ class Loading(Options):
 
     backend: Literal["transformers", "transformer_lens"] = option("Library that runs the models.", "transformers")
     device: str = option("auto (CUDA if there is any), cpu, cuda, cuda:1, ...", "auto")
-    device_map: str | None = option(
-        "Instead, for models larger than one device: auto, balanced, balanced_low_0 or sequential, over all "
-        "accelerators, main memory and disk."
+    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = option(
+        "Instead, for models larger than one device: how they are spread over all accelerators, main memory and disk."
     )
     max_memory: str | None = option("With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
     offload_folder: Path | None = option(
