@@ -8,10 +8,11 @@ from typing import Any
 import families
 import numpy as np
 import torch
-from measured import close, drawn_tokens, refused, sinks, view
+from measured import close, drawn_tokens, refused, view
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from probes.measures.sinks import sinks
 from probes.models.evict import evicted
 
 TOKENS = drawn_tokens(3, 24)

@@ -9,9 +9,10 @@ import families
 import numpy as np
 import pytest
 import torch
-from measured import TOKENS, close, drawn_tokens, sinks
+from measured import TOKENS, close, drawn_tokens
 
 import probes
+from probes.measures.sinks import sinks
 from probes.models.huggingface import HuggingFaceView
 from probes.theory.block import routing_moments
 from toy.recipes import RECIPES, recipe_config

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import BACKENDS, LAYER_NORM, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, sinks, view
+from measured import BACKENDS, LAYER_NORM, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, view
 from torch import Tensor, nn
 
 import probes
-from probes.measures.sinks import MEASURE
+from probes.measures.sinks import MEASURE, sinks
 from probes.measures.sinks.roles import BESIDE, COLUMNS, ROLES, WITHHELD, assigned, head_rows, role_names
 from probes.models.families import FAMILIES
 from probes.models.swap import swapped

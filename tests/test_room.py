@@ -33,10 +33,16 @@ PROBES: dict[str, Probe] = {
 }
 
 
-@pytest.mark.parametrize("family", ["qwen3", pytest.param("gemma2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", PROBES)
+# At this length what qwen3's theory holds whole, T x T and T x c^2 numbers, is more than its blocks of patterns.
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        *((name, "qwen3") for name in PROBES if "theory" not in name),
+        *(pytest.param(name, "gemma2", marks=pytest.mark.slow) for name in PROBES),
+    ],
+)
 def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypatch):
-    monkeypatch.setattr(query_blocks, "__kwdefaults__", {"numbers": 1 << 14})  # several blocks; those of models, too
+    monkeypatch.setattr(query_blocks, "__kwdefaults__", {"numbers": 1 << 15})  # several blocks; those of models, too
     model, probe = probes.load(families.model(family)), PROBES[name]
     tokens = torch.randint(3, model.spec.vocabulary, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     with Memory() as memory:

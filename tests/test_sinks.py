@@ -10,25 +10,13 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import (
-    TEXT,
-    TOKENS,
-    close,
-    complete,
-    drawn_tokens,
-    known_model,
-    known_tokens,
-    recorded,
-    refused,
-    sinks,
-    view,
-)
+from measured import TEXT, TOKENS, close, complete, drawn_tokens, known_model, known_tokens, recorded, refused, view
 from transformers import MistralConfig
 
 import probes
 from probes.cli.console import print_table
 from probes.headlines import numbers
-from probes.measures.sinks import MEASURE, Options
+from probes.measures.sinks import MEASURE, Options, sinks
 from probes.measures.sinks.collectors import LEAST, collectors, named, token_rows
 from probes.measures.sinks.roles import COLUMNS, PLACES, counts, head_rows
 from probes.measures.sinks.sums import uniform_alpha
