@@ -118,8 +118,10 @@ def questions() -> dict[str, str]:
         path.parent.name if path.name == "__init__.py" else path.stem: path.read_text(encoding="utf-8")
         for path in (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
     }
-    measures = {name: text for name, text in sorted(texts.items()) if "\nMEASURE = " in text}
-    return {name.replace("_", "-"): QUESTION.findall(text)[0] for name, text in measures.items()}
+    asked = {name: QUESTION.findall(text) for name, text in sorted(texts.items()) if "\nMEASURE = " in text}
+    for name in (name for name, found in asked.items() if not found):
+        raise ValueError(f'{FOLDER / name}: write the question as one line, question="...", as other measures do')
+    return {name.replace("_", "-"): found[0] for name, found in asked.items()}
 
 
 def measure(name: str) -> Measure:

@@ -173,6 +173,7 @@ def test_kinds_and_names(tmp_path):
             "toy/retrieval": {},
             "toy/long/position-bias": {},
             "leakage": {"model": "at/the top"},
+            "leakage-ape": {"model": "ape", "measure": "leakage"},  # of several models, written to the root itself
             "llm/jacobian/jacobian-smollm2-135m": {"model": "smollm2-135m"},
             "llm/code/sinks/sinks-smollm2-135m": {"model": "smollm2-135m"},
         }.items()
@@ -183,14 +184,14 @@ def test_kinds_and_names(tmp_path):
     found = collect(tmp_path)
     values = {kind: {name: float(ds["x"]) for name, ds in found[kind].items()} for kind in found}
     assert values == {
-        "jacobian": {"Qwen/Qwen2.5-0.5B": 2, "smollm2-135m": 9, "tiny-llama": 0, "tiny-llama-ntk": 1},
+        "jacobian": {"Qwen/Qwen2.5-0.5B": 2, "smollm2-135m": 10, "tiny-llama": 0, "tiny-llama-ntk": 1},
         "sinks": {"alone": 3},
         "steps": {"tiny-llama@step100": 4},
         "map": {"map": 5},
         "toy": {"retrieval": 6},
         "toy/long": {"position-bias": 7},
-        "leakage": {"at/the top": 8},
-        "code/sinks": {"smollm2-135m": 10},
+        "leakage": {"ape": 9, "at/the top": 8},
+        "code/sinks": {"smollm2-135m": 11},
     }
     assert list(found["jacobian"]) == ["Qwen/Qwen2.5-0.5B", "smollm2-135m", "tiny-llama", "tiny-llama-ntk"]
     assert found.files["map", "map"] == tmp_path / "theory/map.nc"  # the order above is not the files'

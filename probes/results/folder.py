@@ -75,7 +75,7 @@ def _place(file: Path, within: tuple[str, ...], ds: xr.Dataset) -> tuple[str, st
     if ds.attrs.get("measurement") == MAP:
         return MAP, file.stem
     folders = within[1:-1] if len(within) > 2 and within[0] == REAL else within[:-1]
-    kind, model = "/".join(folders) or file.stem, str(ds.attrs.get("model", ""))
+    kind, model = "/".join(folders) or str(ds.attrs.get("measure", file.stem)), str(ds.attrs.get("model", ""))
     at = file.stem.rfind(file_name(model)) if model else 0
     name = file.stem[at:] if at >= 0 else model
     return kind, model if name == file_name(model) else name

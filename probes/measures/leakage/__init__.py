@@ -36,7 +36,7 @@ from ...charts import (
 )
 from ...measure import Headline, Measure
 from ...results.curves import estimate, with_interval
-from ...results.tables import Table, estimated, number, variance
+from ...results.tables import Table, estimated, interval, number, variance
 from .compute import NULLS
 from .compute import PARTS as PARTS
 from .compute import SOURCES as SOURCES
@@ -155,7 +155,8 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             checks.append([name, band, *first, passed, f"{float(np.abs(at['log_neither']).max()):.1g}"])
         for layer in ds["layer"].values:
             at = ds.isel(band=0).sel(layer=layer)
-            parts = map(variance, at["log_form_by_block"].sel(part=list(PARTS)))
+            said = {part: interval if part == "covariance" else variance for part in PARTS}  # which may be negative
+            parts = [estimated(at, "log_form_by_block", said=said[part], part=part) for part in PARTS]
             streams = [estimated(at, f"{form}_stream_by_block", said=variance) for form in ("steady", "log")]
             logs.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g"), *streams])
     checked = ("V(X), first block", "V(K) there", "passed", "both sources removed")
