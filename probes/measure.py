@@ -82,8 +82,7 @@ class Measure:
         options: a dataclass, the command's options (`probes.options`); its docstring is the command's help.
         headlines: its numbers.
         answer: of results by model, a sentence for each that answers the question.
-        chart: of results by model.
-        caption: two lines at most, below the chart.
+        chart: of results by model, with a caption of two lines at most.
         tables: of results by model, sorted by what the reader came for.
         shown: of one result, what a terminal with colours shows of it beside numbers.
         units: of the options' values, what is measured in one go each.
@@ -100,7 +99,6 @@ class Measure:
     headlines: Sequence[Headline]
     answer: Callable[[Mapping[str, xr.Dataset]], list[str]]
     chart: Callable[[Mapping[str, xr.Dataset]], Figure]
-    caption: str
     tables: Callable[[Mapping[str, xr.Dataset]], list[Table]] = lambda results: []
     shown: Callable[[xr.Dataset], Text] | None = None
     units: Callable[[Mapping[str, Any]], Sequence[Unit]] = lambda values: [Unit(options=values)]

@@ -77,7 +77,6 @@ def test_every_measure_of_the_registry_has_a_question_and_numbers(model):
         one = measure(name)
         assert one.name == name
         assert one.question == questions()[name]
-        assert len(one.caption) <= 240
         for call in one.trials.values():
             ds = call(model, tokens)
             if measure_of(ds) is not one:  # a part of it

@@ -39,7 +39,7 @@ from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment
 
 from .checks import at_least, changed
-from .match_result import CAPTION, STATES, TRAININGS, chart, errors, sentences, tables
+from .match_result import STATES, TRAININGS, chart, errors, sentences, tables
 from .matching import QUICK, Matching, Member, Plan, Settings, Training, frequencies, strength
 
 PRODUCTS = 16  # of a sketch, per prompt: over 8 prompts within 2 %
@@ -239,7 +239,6 @@ MEASURE = Measure(
     answer=sentences,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     units=_units,
     defaults={"prompts": 8},
     without=("device_map", "max_memory", "offload_folder", "ablate"),

@@ -354,6 +354,8 @@ def _read_config(file: Path) -> Any:
         check_sizes(config)
     except Exception as error:  # each config class checks its values in its own way
         raise InputError(f"config '{file}' is refused by transformers ({reason(error)}); mend that entry") from None
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise InputError(f"config '{file}' has no vocab_size of its own; give the config of a language model")
     return config
 
 

@@ -92,6 +92,8 @@ def _is_file(chat: str | Path) -> bool:
 
 def _read(chat: str | Path) -> Any:
     """What a file holds, or a conversation of one question."""
+    if not str(chat).strip():
+        raise InputError("the question is empty; give one, or a JSON file of conversations")
     if not _is_file(chat):
         return [{"role": "user", "content": chat}]
     try:

@@ -4,7 +4,7 @@ Curves of different lengths meet on the position fraction x = j / (T - 1): 0 is 
 out. The longer one is taken at the shorter one's points, by its logarithm between the two nearest positions; where one
 of those is zero (a sliding window sees no further) the nearer one counts.
 
-A curve is the geometric mean over prompts and seeds (`profiles.typical`): trained profiles are heavy-tailed, and a root mean
+A curve is the geometric mean over prompts and seeds (`ushape.typical`): trained profiles are heavy-tailed, and a root mean
 square hangs on a few prompts. Beside a theory that predicts a mean square (`squares`) it is the root mean square over
 prompts on both sides, and the geometric mean of those over seeds. Agreement of two:
 
@@ -180,6 +180,8 @@ def agreement(
     unit = np.arange(a.shape[1]) if documents is None else numbered(documents)
     mine = a.swapaxes(0, 1), unit
     if paired:
+        if a.shape[1] != b.shape[1]:
+            raise InputError(f"{a.shape[1]} and {b.shape[1]} prompts cannot be paired; give the same, or paired=False")
         found = jackknife(together, np.concatenate([a, b]).swapaxes(0, 1), unit)
     elif b.shape[:2] == (1, 1):
         found = jackknife(lambda some: estimate(some, b), *mine)

@@ -131,6 +131,5 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     trials={"loss": loss},
 )

@@ -390,6 +390,5 @@ MAP = Measure(
     headlines=tuple(Headline(name, partial(ends, name=name), ratio=True) for name in ("primacy", "recency")),
     answer=answer,
     chart=chart,
-    caption=CAPTION,
     tables=tables,
 )

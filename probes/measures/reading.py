@@ -94,7 +94,10 @@ def _tokenized(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
 def _given_ids(model: View, prompt: Any, first: FirstToken | int) -> list[int]:
     if first != "auto":
         raise InputError(f"first={first} has no use with token ids, which say what stands first; leave it out")
-    tokens = torch.as_tensor(prompt)
+    try:
+        tokens = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"the prompt is a {type(prompt).__name__}; give a text, or token ids in a list") from None
     tokens = tokens[None] if tokens.ndim == 1 else tokens
     check_tokens(model, tokens)
     if len(tokens) > 1:

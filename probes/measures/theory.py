@@ -185,7 +185,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     defaults={"prompts": 4},
     without=("readout", "query", "no_rope", "backend", "ablate"),
     trials={

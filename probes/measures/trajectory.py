@@ -370,6 +370,5 @@ MEASURE = Measure(
     answer=answer,
     tables=rows,
     chart=chart,
-    caption=CAPTION,
     trials={"trajectory": partial(trajectory, starts=16)},
 )

@@ -177,10 +177,13 @@ def erased(
         seed: of the random subspaces and of the other orders.
 
     Raises:
-        InputError: no such erasure or block, or a reference of one prompt or that the model cannot take.
+        InputError: no such erasure or block, a rank below 1, a negative seed, or a reference
+            of one prompt or that the model cannot take.
     """
     if what not in get_args(What):
         raise InputError(f"erasure '{what}' is unknown; give {', '.join(get_args(What))}")
+    if rank < 1 or seed < 0:
+        raise InputError(f"rank={rank}, seed={seed}: give a rank of 1 or more and a seed of 0 or more")
     check_reference(model, reference)
     if len(reference) < 2 or reference.shape[1] < 3:
         raise InputError(

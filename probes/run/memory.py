@@ -76,8 +76,8 @@ def available(device: torch.device) -> int:
 def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:
     """The numbers of a tensor, contiguous and without history, where they take no memory that others need.
 
-    That is a file without a name, mapped into the machine's memory: the system drops its pages when it needs room, and the
-    file goes with the tensor, in whatever way the process ends. On a GPU a tensor stays while half of the memory is free.
+    That is a file whose name goes as soon as it is mapped into the machine's memory: the system drops its pages when it
+    needs room, and frees the file with the tensor or the process. On a GPU a tensor stays while half of the memory is free.
 
     Args:
         tensor: any but an empty one.
@@ -96,8 +96,8 @@ def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:
             file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
             file.flush()
             return torch.from_file(file.name, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
-    except OSError as error:
-        why = error.strerror or error
+    except (OSError, RuntimeError) as error:  # more mappings than the system allows are a RuntimeError
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(
             f"no room for temporary files in '{folder}' ({why}); make room, or take fewer prompts"
         ) from None

@@ -188,6 +188,8 @@ def fit_alpha(profile: ArrayLike, blocks: int, *, window: Windows = None, query:
     Source: the curves are [Chowdhury]'s, arXiv 2603.10123; fitting alpha is ours.
     """
     measured = np.asarray(profile, dtype=np.float64)
+    if measured.ndim != 1:
+        raise InputError(f"the profile has shape {list(measured.shape)}; give one curve over positions")
     good = np.isfinite(measured) & (measured >= 0)
     if not np.all(good):
         at = int(np.argmin(good))

@@ -279,7 +279,7 @@ def second_moment_from_config(
         for block in reversed(blocks):
             gram, row = (block.down(gram), row) if adding == "powers" else (gram, block.down_amplitudes(row))
         profiles.append(gram.diagonal().clamp_min(0).sqrt() if adding == "powers" else row)
-    options = {"measurement": "second_moment_from_config", "length": length, "spec": asdict(birth.spec)}
+    options = {"measurement": "second_moment_from_config", "length": positions, "spec": asdict(birth.spec)}
     options |= {"adding": adding}
     drawn = {} if birth.initialization is None else {"initialization": birth.initialization}
     attrs, label = attributes({"options": options} | drawn) | made_with(), LABEL | drawn

@@ -262,7 +262,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     defaults={"prompts": 128},
     trials={
         "bos-swap, mean@1:keys": partial(

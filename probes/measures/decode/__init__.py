@@ -212,6 +212,5 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     trials={"decode": partial(decode, recall=0, bootstrap=50)},  # lists are recalled by a changed model in bos-swap
 )

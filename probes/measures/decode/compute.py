@@ -47,7 +47,7 @@ from ...results.dataset import Variable, dataset, provenance, with_ends, with_lo
 from ...results.statistics import jackknife, numbered
 from ...run.progress import Progress, Tally, part
 from ...run.store import Piece, Store
-from ..consequences import RECALLED, check_recall, consequences
+from ..consequences import RECALLED, check_recall, consequences, known_mean
 from ..leakage.compute import LAGS, band_coordinates, check
 from ..leakage.forms import resampling, splits
 from ..retrieval import retrieval
@@ -269,7 +269,7 @@ def _outcome(
             view = erased(model, **how, reference=other, rank=options["rank"], seed=options["seed"] + half)
         heard = {name: part(part(progress, half / 2, (half + 1) / 2), *stage) for name, stage in STAGES.items()}
         loss, kl = consequences(view, tokens[own], model if how else None, heard["loss"], pieces=kept)
-        found["loss"][own] = np.nanmean(loss[:, 1:], 1)  # over positions whose next token the head knows
+        found["loss"][own] = known_mean(loss[:, 1:])  # over positions whose next token the head knows
         found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
         quarters = [[_of(unit, half, quarter, eighth) for eighth in (0, 1)] for quarter in (0, 1)]
         r2 = _read(view, tokens, quarters, range(last, last + 1), options["seed"], kept, heard["readers"])

@@ -193,7 +193,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     shown=colored_text,
     prompted=False,
     trials={"inspect": lambda model, tokens: inspect(model, TEXT, seeds=1, products=32)},

@@ -309,7 +309,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     defaults={"prompts": 16},
     trials={
         "jacobian, exact": lambda model, tokens: jacobian(model, tokens[:1], readout="logits"),

@@ -240,7 +240,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     defaults={"prompts": 256},
     trials={"leakage": partial(leakage, bootstrap=50)},
 )

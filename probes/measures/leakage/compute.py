@@ -272,6 +272,8 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
     if window is not None and max(lags) >= window:
         raise InputError(f"lag {max(lags)} is out of the window of {window} positions; give lags up to {window - 1}")
     bands = usual_bands(length, lags) if bands is None else tuple((int(a), int(b)) for a, b in bands)
+    if len(set(bands)) < len(bands):
+        raise InputError("bands repeat one; give each once")
     if not bands or max(lags) + 2 >= length:
         raise InputError(
             f"prompts of {length} positions leave no queries behind lag {max(lags)}; give longer prompts or shorter lags"

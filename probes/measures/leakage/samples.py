@@ -77,24 +77,20 @@ class Course:
         Edits of logits take all heads.
         """
         self._held.clear()
-        starts, last = range(0), list[Attention]()
+        last: list[Attention] = []
         for at, attention in self.through(layer):
             attention = replace(attention, normalizer=normalizers(attention), output=None)
-            count = attention.query.shape[1]
-            starts = range(0, count, count if attention.reweigh else size)
-            for start in starts:
-                for name in HELD:
-                    some = getattr(attention, name)[:, start : start + starts.step]
-                    self._held[at, start, name] = aside(some, self._folder)
+            for name in HELD:
+                self._held[at, name] = aside(getattr(attention, name), self._folder)
             last = [attention]
-        for start in starts:
-            like = part_of(last[0], heads=slice(start, start + starts.step))
-            yield [self._of_half(half, start, like) for half in (0, 1)]
+        count = last[0].query.shape[1]
+        step = count if last[0].reweigh else size
+        for heads in (slice(start, start + step) for start in range(0, count, step)):
+            yield [self._of_half(half, heads, part_of(last[0], heads=heads)) for half in (0, 1)]
 
-    def _of_half(self, half: int, start: int, like: Attention) -> Attention:
-        chunks = [at for at in self._streams if at[0] == half]
-        device = like.query.device
-        parts = {name: torch.cat([self._held[at, start, name] for at in chunks]).to(device) for name in HELD}
+    def _of_half(self, half: int, heads: slice, like: Attention) -> Attention:
+        chunks, device = [at for at in self._streams if at[0] == half], like.query.device
+        parts = {name: torch.cat([self._held[at, name][:, heads].to(device) for at in chunks]) for name in HELD}
         nothing = parts["key"].new_full((1,), float("nan"))  # cannot be mistaken for a value
         return replace(like, **parts, value=nothing.expand_as(parts["key"]))
 

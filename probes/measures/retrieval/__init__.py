@@ -125,6 +125,10 @@ def retrieval(
     tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "candidates": candidates}
     tracing |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
     check(given | tracing | {"seed": seed})
+    if candidates != CANDIDATES and not mechanism:
+        raise InputError(
+            f"candidates={candidates} has no use without mechanism; give how many couples it is measured on"
+        )
     maker, pieces = Maker(model, rung, read_template(template), first=first), pieces or Store()
     couple = cache(lambda number: maker.couple(seed, number))
     query = len(couple(0).contexts[0]) + len(couple(0).questions[0][0]) - 1
@@ -363,7 +367,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     prompted=False,
     without=("backend",),
     trials={"retrieval": _trial},

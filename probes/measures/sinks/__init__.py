@@ -22,7 +22,7 @@ from ...results.tables import Table, estimated, number
 from .collectors import COLUMNS as TOKEN_COLUMNS
 from .collectors import token_rows
 from .compute import sinks as sinks
-from .evict import DIMS
+from .effect import DIMS
 from .roles import COLUMNS, counts, head_rows, role_names
 from .sums import TAU as TAU
 from .sums import THRESHOLD as THRESHOLD
@@ -238,7 +238,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    caption=CAPTION,
     trials={
         "sinks": partial(sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, evict=(0, 1), keep=(16,))
     },

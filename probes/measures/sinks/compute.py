@@ -58,8 +58,7 @@ from ...run.memory import Retry
 from ...run.progress import Progress, Tally
 from ...run.store import Store
 from .collectors import TABLE, collectors, named
-from .effect import effects
-from .evict import CACHES, DIMS, KEEP, NUMBERINGS, caches, evictions
+from .effect import CACHES, DIMS, KEEP, NUMBERINGS, caches, effects, evictions
 from .roles import BESIDE, PLACES, ROLES, WITHHELD, assigned, estimates, strongest
 from .sums import MEANS, NORMS, SIZES, Sums
 
@@ -94,7 +93,7 @@ def sinks(
             that take most from position 0. None: not measured. It takes about half a pass for each head and prompt.
         effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
         evict: numbers of first keys that a cache keeps, as (0, 1, 4): what the model does with such a cache instead of all
-            keys (see `probes.measures.sinks.evict`). None: not measured. It takes more than a pass for each pair of numbers.
+            keys (see `probes.measures.sinks.effect`). None: not measured. It takes over a pass for each pair of numbers.
         keep: numbers of last keys that it keeps, the query's own among them; (64, 128, 256) unless told, as far as prompts
             are longer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
@@ -126,6 +125,10 @@ def sinks(
     chosen = _distinct("keys", usual if every or keys is None else keys, 0, length)
     first, last = _kept(evict, keep, length)
     most = model.spec.blocks * model.spec.heads
+    if effect_prompts < 1 or (isinstance(effect, int) and effect < 0) or (isinstance(effect, str) and effect != "all"):
+        raise InputError(
+            f"effect={effect}, effect_prompts={effect_prompts}: give all or a number of heads, and 1 or more"
+        )
     heads = most if effect is True or effect == "all" else min(int(effect or 0), most)
     on = tokens[:effect_prompts] if heads else tokens[:0]
     if first or heads:
