@@ -139,15 +139,17 @@ class Loading(Options):
     backend: Literal["transformers", "transformer_lens"] = option("Library that runs the models.", "transformers")
     device: str = option("auto (CUDA if there is any), cpu, cuda, cuda:1, ...", "auto")
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | None = option(
-        "Instead, for models larger than one device: how they are spread over all accelerators, main memory and disk."
+        "Instead of --device, for models larger than one: how they are spread over all accelerators, main memory and disk."
     )
     max_memory: str | None = option("With --device-map: what each device may hold, as in 0=20GiB,cpu=8GiB.")
     offload_folder: Path | None = option(
         "With --device-map: folder for weights that are kept on disk in another form than their own."
     )
     dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"] = option("auto is float32.", "auto")
-    beyond: bool = flag("--beyond", "Texts longer than the model was made for; not where positions are learned.")
-    ablate: str | None = option("Heads that are taken out, BLOCK.HEAD, as in 18.8,26.2.")
+    beyond: bool = flag(
+        "--beyond", "Allow texts longer than the model was made for; impossible where positions are learned."
+    )
+    ablate: str | None = option("Heads to take out, BLOCK.HEAD, as in 18.8,26.2.")
 
     def values(self) -> dict[str, Any]:
         """As `probes.load` takes them.
@@ -194,7 +196,9 @@ class Loading(Options):
 class Bands(Options):
     """Which queries and keys leakage is measured over, and its intervals."""
 
-    bands: str | None = option("Ranges of queries, as in 9-31,32-63; if not given, up to 31, then doubling.")
+    bands: str | None = option(
+        "Ranges of queries, as in 9-31,32-63; if not given, up to 31, then 32-63, 64-127 and so on."
+    )
     lags: str = option("Distances from a query back to its keys, as in 1-8 or 1,2,4.", "1-8")
     bootstrap: int = option("Resamples of the prompts for the intervals; 0 for none.", 400, max=MOST_RESAMPLES)
 

@@ -40,7 +40,7 @@ def report(
     Writes index.html, claims.md, overview.png, overview.svg and, in a folder per study, results, figures and tables. The
     shortest studies come first. Results that were made with the same options are kept;
     if interrupted, the same command resumes. Without models it makes the page from all results under --out, including those
-    of other commands (map, match, toy), and writes the tables and verdicts of toys again.
+    of other commands (map, match, toy), and rewrites the tables and verdicts of toys.
 
     Examples:
       headwater report tiny-llama

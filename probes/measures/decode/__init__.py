@@ -54,8 +54,10 @@ class Options(options.Bands):
       headwater decode ./checkpoint --erase off --prompts 64
     """
 
-    erase: str = options.option("Where position is erased: all blocks together, some, as in all,0,12, or off.", "all")
-    rank: int = options.option("Dimensions that are erased at most.", RANK, min=1)
+    erase: str = options.option(
+        "Where position is erased: all (blocks together), single blocks, or both, as in all,0,12; or off.", "all"
+    )
+    rank: int = options.option("Most dimensions that are erased.", RANK, min=1)
     leakage: bool = options.option("Whether the residual component of leakage is measured.", True)
     recall: int = options.option(
         "Lists that recall is measured on under every erasure, a multiple of 4; 0: none.", 16, min=0

@@ -68,7 +68,7 @@ class Options(options.Bands):
     """
 
     fresh: int | None = options.option(
-        "Prompts of the null with fresh weights; 0 for none; if not given, 64 where memory holds the weights twice."
+        "Prompts of the null with fresh weights; 0 for none; if not given, 64, or 0 where memory cannot hold a second copy."
     )
 
 

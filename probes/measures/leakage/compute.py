@@ -264,7 +264,7 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
         )
     count, length = tokens.shape
     if count < LEAST_PROMPTS:
-        raise InputError(f"{count} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}")
+        raise InputError(f"{count} prompts are too few for two halves; give at least {LEAST_PROMPTS}")
     lags = tuple(lags)
     if not lags or len(set(lags)) < len(lags) or min(lags) < 1:
         raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")
@@ -308,7 +308,7 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
         asked = FRESH_PROMPTS if not model.offloaded and weights < available(model.device) else 0
     if asked and asked < LEAST_PROMPTS:
         raise InputError(
-            f"fresh={asked} prompts cannot be split in two halves of several; give at least {LEAST_PROMPTS}, or 0 for none"
+            f"fresh={asked} prompts are too few for two halves; give at least {LEAST_PROMPTS}, or 0 for none"
         )
     return min(asked, prompts)
 

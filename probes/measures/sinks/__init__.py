@@ -62,7 +62,7 @@ class Options(options.Options):
         "Numbers of first keys that a cache keeps beside the last, as in 0,1,4: loss and KL against all keys."
     )
     keep: str | None = options.option(
-        "With --evict: numbers of last keys; 64,128,256 if not given, as far as prompts are longer."
+        "With --evict: numbers of last keys; 64,128,256 if not given; those not shorter than the prompts are skipped."
     )
 
     def values(self) -> dict[str, Any]:
