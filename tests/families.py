@@ -89,6 +89,7 @@ VARIANTS: dict[str, Callable[[], PreTrainedConfig]] = {
         small, "gemma2", attn_logit_softcapping=None, final_logit_softcapping=None, query_pre_attn_scalar=256
     ),
     "gpt2, scale by block": partial(small, "gpt2", scale_attn_by_inverse_layer_idx=True),
+    "gpt_neox, no biases": partial(small, "gpt_neox", attention_bias=False),
     "gpt_neox, one after the other, fully rotated": partial(
         small, "gpt_neox", use_parallel_residual=False, rope_parameters=_WHOLE
     ),

@@ -28,7 +28,9 @@ BACKENDS = ("transformers", "transformer_lens")
 
 
 def backends(name: str) -> tuple[str, ...]:
-    return BACKENDS if ROWS[name.partition(",")[0]].no_lens is None else BACKENDS[:1]
+    """TransformerLens takes for granted that GPT-NeoX has biases."""
+    family, _, variant = name.partition(", ")
+    return BACKENDS if ROWS[family].no_lens is None and variant != "no biases" else BACKENDS[:1]
 
 
 EVERY = [(name, backend) for name in families.FAMILIES for backend in backends(name)]

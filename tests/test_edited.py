@@ -240,7 +240,7 @@ def test_interventions_by_name():
         assert intervention(str(made)) == made
         assert intervention(made.label) == made
     assert intervention("17").label == 17
-    for name in ("means", "mean@x", "zero:keys@1", "mean:half", "mean*a", "without-0:keys"):
+    for name in ("means", "mean@x", "zero:keys@1", "mean:half", "mean*a", "without-0:keys", "1 7", "9" * 5000):
         with refused(re.escape(f"'{name}'")):
             intervention(name)
 

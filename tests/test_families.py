@@ -216,7 +216,10 @@ def test_the_command_lists_what_is_supported(monkeypatch, capsys):
 
 def test_variants_that_a_family_s_row_does_not_cover_are_refused():
     both_ways = families.small("gemma3_text", use_bidirectional_attention=True)
-    assert "is_causal=False" in families.refused(probes.sinks, families.build(both_ways), IDS)
+    assert "its attention is bidirectional" in families.refused(probes.born, both_ways)
+    unscaled: Any = boot(families.model("gpt2"), "gpt2")
+    unscaled.original_model.config.scale_attn_weights = False
+    assert "scale_attn_weights=False" in families.refused(probes.load, unscaled)
     mixed: Any = families.small("qwen3_moe", mlp_only_layers=[1])
     assert "needs them in every block" in families.refused(probes.born, mixed)
     for name in set(FAMILIES) - set(BOTH):

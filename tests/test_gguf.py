@@ -246,6 +246,11 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
     ("name", "changed", "says"),
     [
         ("llama", {"keys": {"rope.scaling.type": "longrope"}}, "rope.scaling.type=longrope; linear and yarn"),
+        (
+            "llama",
+            {"tensors": {"rope_freqs.weight": np.ones(8)}, "keys": {"rope.scaling.type": "yarn"}},
+            "twice, by rope_freqs.weight and by yarn",
+        ),
         ("llama", {"tensors": {"rope_freqs.weight": 2 * np.ones(5)}}, "in another way than Llama 3"),
         ("qwen2", {"tensors": {"rope_freqs.weight": np.ones(8)}}, "no place for (rope_freqs.weight)"),
         ("qwen2", {"keys": {"attention.sliding_window": 16}}, "qwen2.attention.sliding_window=16"),

@@ -198,6 +198,9 @@ def test_a_compiled_model_is_the_model_that_was_compiled(how):
         assert torch.equal(logits(seen), logits(plain))
         assert seen.identity == plain.identity
         assert (seen.parts(1) is None) == (plain.parts(1) is None)
+    alone: Any = families.model("llama")
+    alone.model.layers[1].mlp = torch.compile(alone.model.layers[1].mlp)
+    assert "compile the whole model" in families.refused(probes.load, alone)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft's own arguments

@@ -212,6 +212,7 @@ def test_unusable_rules_are_refused(rule):
         refused = families.refused(function, FAMILIES["llama"](), initialization=rule)
         assert refused.startswith(f"initialization '{'' if no_rule else 'uniform '}{rule}' ")
         assert says in refused
+    assert "changes nothing in a Birth" in families.refused(born, born("tiny-llama"), initialization=rule)
 
 
 # ----------------------------------------------------------------------------------------------------------------- sources

@@ -73,11 +73,12 @@ def test_blocks_are_those_that_the_model_runs(name, order):
 
 
 def test_blocks_that_are_not_as_the_config_says_or_stand_twice_are_refused():
-    for listed, says in (
-        ((0, 1), "2 blocks where its config says 3; make num_hidden_layers"),
-        ((0, 1, 0), "stands at two places of the model"),
+    for name, listed, says in (
+        ("gpt_oss", (0, 1), "2 blocks where its config says 3; make num_hidden_layers"),
+        ("gpt_oss", (0, 1, 0), "stands at two places of the model"),
+        ("smollm3", (1, 0, 2), "rotate otherwise than no_rope_layers"),
     ):
-        model: Any = families.model("gpt_oss")
+        model: Any = families.model(name)
         model.model.layers = nn.ModuleList([model.model.layers[at] for at in listed])
         assert says in refused(probes.load, model)
 

@@ -168,6 +168,7 @@ def test_bad_placement_is_refused_in_one_line(tmp_path, monkeypatch):
         ({"device_map": "everywhere"}, "'tiny-llama' cannot be loaded .* but found everywhere"),
         ({"device_map": "auto", "max_memory": {"cpu": "much"}}, "'tiny-llama' cannot be loaded .*`size`"),
         ({"offload_folder": "off"}, "goes with a device_map"),
+        ({"device_map": {"model": "cpu", "lm_head": "disk"}, "offload_folder": "off"}, "parts lm_head.weight"),
         ({"device_map": "auto", "device": "cpu"}, "does not go with device 'cpu'"),
         ({"device_map": "auto", "backend": "transformer_lens"}, "does not go with backend transformer_lens"),
     ]

@@ -154,10 +154,11 @@ def _gpt2_parts(block: Any) -> Parts:
 
 def _gpt_neox_parts(block: Any) -> Parts:
     attention, mlp = block.attention, block.mlp
-    biases = attention.query_key_value.bias.unflatten(0, (-1, 3, attention.head_size)).unbind(1)
+    bias = attention.query_key_value.bias
+    biases = [None] * 3 if bias is None else bias.unflatten(0, (-1, 3, attention.head_size)).unbind(1)
     linear: dict[str, Any] = {
-        name: Linear(weight.flatten(0, 1), bias.flatten())
-        for (name, weight), bias in zip(_gpt_neox_fused(block).items(), biases, strict=True)
+        name: Linear(weight.flatten(0, 1), None if one is None else one.flatten())
+        for (name, weight), one in zip(_gpt_neox_fused(block).items(), biases, strict=True)
     }
     return Parts(
         **linear,
@@ -252,11 +253,14 @@ def family_of(config: Any) -> Family:
     """The table's row for a configuration, or for a model type.
 
     Raises:
-        InputError: the model type is not in the table, or its rotations depend on texts that it has read before.
+        InputError: the model type is not in the table, its attention is bidirectional, or its rotations depend on texts
+            that it has read before.
     """
     kind = config if isinstance(config, str) else config.model_type
     if kind not in FAMILIES:
         raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise InputError(f"this {kind} is not supported: its attention is bidirectional; give a causal model")
     if not isinstance(config, str) and "dynamic" in rope_types(config):
         raise InputError(
             f"this {kind} is not supported: its rotations depend on the longest text it has read (rope_type dynamic); give "

@@ -62,6 +62,8 @@ class LensView(HuggingFaceView):
                 "this TransformerBridge is in compatibility mode (folded, centred weights); "
                 "give it as booted, with raw weights"
             )
+        if getattr(model.original_model.config, "scale_attn_weights", True) is False:
+            raise InputError("a bridge scales logits in spite of scale_attn_weights=False; give the model itself")
         self._use(_unwired(shadow(model)).original_model)
 
     def stored(self) -> Stored:

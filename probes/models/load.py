@@ -130,6 +130,8 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
     from .fresh import birth_of, initialization_of
 
     if isinstance(config, Birth):
+        if initialization is not None:
+            raise InputError(f"initialization '{initialization!s:.40}' changes nothing in a Birth; leave it out")
         return config
     if initialization is None:
         initialization = getattr(config, "initialization", None)

@@ -286,6 +286,10 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor
             raise InputError(
                 f"model '{name}' {what} {len(names)} weights ({names[0]}); the files do not fit the config"
             )
+    places: Any = where.get("device_map")
+    for pair in model.all_tied_weights_keys.items() if isinstance(places, Mapping) else ():
+        if len({str(places[key]) for key in places for name in pair if f"{name}.".startswith(f"{key}.")}) > 1:
+            raise InputError(f"device_map parts {' and '.join(pair)}, which are one weight; put both on one device")
     for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
         if parameter.is_floating_point() and not keeps_state(parameter):
             parameter.data = parameter.data.to(how.torch_dtype)

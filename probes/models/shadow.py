@@ -33,10 +33,12 @@ def shadow(model: Any) -> Any:
     Forward passes that `torch.compile` put on its modules are gone.
 
     Raises:
-        InputError: accelerate's hooks on it would change the parameters themselves.
+        InputError: accelerate's hooks on it would change the parameters themselves, or modules of it are compiled alone.
     """
     copied = structure(model)
     for module in copied.modules():
+        if "_orig_mod" in module._modules:
+            raise InputError("modules were compiled one by one; compile the whole model, or measure before compiling")
         if "forward" in vars(module) and not split.hooks(module) and replaced_forward(module) is None:
             del module.forward  # compiled, and bound to the caller's module
     return copied
@@ -133,7 +135,7 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
     """The blocks of a shadow that a pass runs.
 
     Raises:
-        InputError: they are not as many as the configuration says, or two places share modules.
+        InputError: they are not as many as the configuration says, rotate otherwise, or two places share modules.
     """
     blocks, config = getattr(decoder, family.blocks), decoder.config
     if len(blocks) != config.num_hidden_layers:
@@ -141,8 +143,12 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
             f"the model has {len(blocks)} blocks where its config says {config.num_hidden_layers}; "
             "make num_hidden_layers and the config's lists by block agree with it"
         )
-    if len({id(attention_of(block, n, family)) for n, block in enumerate(blocks)}) < len(blocks):
+    attentions = [attention_of(block, n, family) for n, block in enumerate(blocks)]
+    if len(set(map(id, attentions))) < len(blocks):
         raise InputError("a block, or its attention, stands at two places of the model; give each a copy of its own")
+    for one, on in zip(attentions, getattr(config, family.rotated or "", ()), strict=False):
+        if getattr(getattr(one, "original_component", one), "use_rope", on) != on:
+            raise InputError(f"blocks rotate otherwise than {family.rotated} of the model's config says; make it agree")
     return blocks
 
 

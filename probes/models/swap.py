@@ -195,7 +195,7 @@ def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
     """
     if value in KINDS:
         return value
-    if value.isdecimal():
+    if value.isdecimal() and len(value) <= 12:  # Python reads no numbers of thousands of digits
         return int(value)
     raise InputError(f"replacement '{value}' is unknown; give {choices}")
 
@@ -269,7 +269,7 @@ def intervention(given: Any) -> Intervention:
         return given
     if not isinstance(given, str):  # a token id, or what `swapped` refuses
         return Intervention(given)
-    written = FORM.fullmatch(given.replace(" ", ""))
+    written = FORM.fullmatch(given.strip())
     if written is None or (written[1] in WAYS and (written[3] or written[4])):  # they act on weights
         raise InputError(f"'{given}' is no replacement; give one as mean, mean@4, mean:keys, 17*0.2 or without-0@8")
     name, layer, part, dose = written.groups()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ...run.files import what_is
@@ -13,5 +14,6 @@ def is_gguf(path: Path) -> bool:
     """Whether an existing file is to be read as GGUF: by its name, whatever it holds, else by its first bytes."""
     if what_is(path) != "file" or path.suffix.lower() == SUFFIX:
         return what_is(path) == "file"
-    with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+    return False

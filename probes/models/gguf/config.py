@@ -176,6 +176,8 @@ def _rope(stated: _Stated, head_dim: int) -> dict[str, Any]:
     factor = stated.number("rope.scaling.factor", 0.0) or 1.0  # 0 says nothing
     usual = {"rope_type": "default", "rope_theta": base}
     if ROPE_FACTORS in header.tensors and stated.kind == "llama":
+        if kind not in ("none", "linear") or factor != 1:
+            raise header.refuse(f"scales its rotations twice, by {ROPE_FACTORS} and by {kind!s:.20}; convert it again")
         return _by_frequency(header, usual, head_dim)
     if kind == "none" or (kind == "linear" and factor == 1):
         return usual
