@@ -110,7 +110,7 @@ def compare_results(a: Result, b: Result) -> Comparison:
     for letter, some, others in (("A", *every), ("B", *reversed(every))):
         alone = [f"{name} ({of})" if of else name for name, of in some if (name, of) not in others]
         remarks += [f"only in {letter}, or known only there: {', '.join(alone)}"] if alone else []
-    return Comparison(measure.name, (_named(a), _named(b)), rows, _said(how, a, b, *unit), remarks)
+    return Comparison(measure.name, (_named(a), _named(b)), rows, _said(how, a, *unit), remarks)
 
 
 def _measure(a: xr.Dataset, b: xr.Dataset) -> Measure:
@@ -216,16 +216,20 @@ def _exp(change: Interval) -> Interval:
         return Interval(*(float(np.exp(x)) for x in change[:3]))._replace(freedom=change.freedom)
 
 
-def _said(how: str, a: xr.Dataset, b: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
+def _said(how: str, a: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
     whole = "lists" if "context" in a.dims else "prompts"
-    prompts = a.sizes.get("prompt", a.sizes.get("context", 0))
-    count, other = (len(np.unique(of)) for of in (unit, other_unit))
-    units_of = "sets without a common pair" if whole == "lists" else "prompts" if count == prompts else "documents"
+    one, other = (_units(of, "sets without a common pair" if whole == "lists" else "") for of in (unit, other_unit))
     if how == "by prompt":
-        return f"paired by {whole[:-1]}: both have the same {prompts} {whole}; units are {count} {units_of}"
+        return f"paired by {whole[:-1]}: both have the same {len(unit)} {whole}; units are {one}"
     if how == "by document":
-        return f"paired by document: other tokens of the same {count} documents"
-    return f"unpaired: other {whole}, {count} {units_of} in A and {other} in B, taken as independent"
+        return f"paired by document: other tokens of the same {len(np.unique(unit))} documents"
+    return f"unpaired: other {whole}, {one} in A and {other} in B, taken as independent"
+
+
+def _units(unit: Unit, name: str) -> str:
+    """How many units there are, called by name or as the prompts of which they are made."""
+    count = len(np.unique(unit))
+    return f"{count} {name or ('prompts' if count == len(unit) else 'documents')}"
 
 
 def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:

@@ -116,10 +116,12 @@ def test_only_large_pretrained_models_decide_about_language_models():
 def test_sink_rates_are_compared_at_the_published_length_alone():
     name, command = (
         "gu-sink-rate-llama3-8b",
-        f"headwater sinks {HUB[0]} --prompts 100 --length 64 --out reports/llm/sinks",
+        f"headwater sinks {HUB[0]} --prompts 100 --length 64 --out runs/llama3-8b",
     )
     said = f"{HUB[0]}: 100.0 [100.0, 100.0] % at T = 256, published at T = 64"
     check(name, given(sinks={HUB[0]: put("sinks", alpha=1.0)}), "not measured", measured=said, command=command)
+    kept_no_prompts = put("sinks", alpha=1.0, sink_rate_of_model=0.4).mean("prompt")
+    check(name, given(sinks={HUB[0]: kept_no_prompts}), "not measured", measured=f"{HUB[0]}: 40.0 % at T = 256")
 
 
 def test_training_is_judged_by_several_runs_and_the_steps_measured():

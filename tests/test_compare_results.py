@@ -68,6 +68,8 @@ def test_scaled_copy_has_that_factor_without_doubt(measured):
     same = compare_results(profile(a), profile(b)).row("middle")
     other = compare_results(profile(a), profile(b, np.full(b.shape, 7))).row("middle")
     assert (same.how, other.how) == ("by prompt", "unpaired")
+    by_document = profile(b, np.full(b.shape, 7), documents=list("xyz" * 4))
+    assert "12 prompts in A and 3 documents in B" in compare_results(profile(a), by_document).paired
     assert same.change.value == pytest.approx(other.change.value)
 
     def middle(some: np.ndarray) -> float:

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from probes.errors import InputError
-from probes.results.curves import band, rms_log_error, rms_profile, rms_profiles, smooth, smooth_between, spearman
+from probes.results.curves import (
+    band,
+    relative_error,
+    rms_log_error,
+    rms_profile,
+    rms_profiles,
+    smooth,
+    smooth_between,
+    spearman,
+)
 from probes.results.ushape import shape_of
 
 
@@ -51,9 +60,13 @@ def test_smoothing_averages_about_a_twentieth_and_leaves_lines_alone():
     np.testing.assert_array_equal(smooth_between([3.0, 4.0]), [3, 4])
 
 
-def test_curves_of_other_lengths_are_not_compared():
+def test_curves_of_other_lengths_or_with_gaps_are_not_compared():
     with pytest.raises(InputError, match="2 and 3 points"):
         spearman([1.0, 2.0], [1.0, 2.0, 3.0])
+    for compared in (spearman, rms_log_error):
+        with pytest.raises(InputError, match="not finite"):
+            compared([1.0, math.nan], [1.0, 2.0])
+    assert math.isnan(relative_error([1.0, math.nan], [1.0, 2.0]))
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,6 +16,7 @@ from probes.errors import InputError
 from probes.measures.jacobian import jacobian
 from probes.models.load import fresh, load
 from probes.results.ushape import shape_of
+from probes.run.files import write_json
 from toy.experiments import births
 from toy.experiments.births import Settings, fitted, kernel, rule_of
 from toy.experiments.experiment import run
@@ -89,6 +90,10 @@ def test_models_are_kept_and_used_by_later_calls_with_other_kinds(tmp_path_facto
         rest = [one for one in TINY["births"] if one.split("=")[0] != other.split("=")[0]]
         with bad_input(says):
             run("births", tmp_path, given=[*rest, other], device="cpu")
+    trained = tmp_path / "births-runs/flat-0.36-0/training.json"
+    write_json(trained, json.loads(trained.read_text()) | {"data": "another"})
+    with bad_input("trained on different texts"):
+        run("births", tmp_path, given=TINY["births"], device="cpu")
 
 
 def test_what_is_measured_of_a_checkpoint_is_what_probes_measure_of_its_folder(tmp_path_factory):

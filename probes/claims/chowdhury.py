@@ -80,7 +80,7 @@ for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong
 
 for short, model, length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "openai-community/gpt2", 1024)):
     claim, rule = f"The U-shape persists in the pretrained {model.rpartition('/')[2]}.", f"{BOTH} in its profile"
-    needs = real("jacobian", only=[model], options=f"--length {length}")
+    needs = real("jacobian", only=[model], options=f"--length {length}", out=f"runs/{short}")
     chowdhury(f"u-persists-{short}", "experiments", claim, rule=rule, needs=needs)(u_of_model)
 
 

@@ -69,7 +69,13 @@ def unmeasured(command: str, model: str) -> Evidence:
 
 
 def real(
-    *kinds: str, first: str = "", only: Sequence[str] = (), model: str = REAL, options: str = "", more: str = ""
+    *kinds: str,
+    first: str = "",
+    only: Sequence[str] = (),
+    model: str = REAL,
+    options: str = "",
+    more: str = "",
+    out: str = "",
 ) -> Evidence:
     """Pretrained language models.
 
@@ -79,9 +85,10 @@ def real(
         only: models by name, of which all are needed.
         model: what the command measures; `only`, if that is given.
         options: of the command, in the place of `MEASURED`'s; `more` stands behind those.
+        out: the command's folder, of results that would overwrite others of their kind.
     """
     options = options or MEASURED[kinds[0].rpartition("/")[2]]
-    command = measuring(kinds[0], only or [model], options, more, f"reports/llm/{kinds[0]}")
+    command = measuring(kinds[0], only or [model], options, more, out or f"reports/llm/{kinds[0]}")
     return Evidence("pretrained", _of_models(kinds, in_real, first, only), command, ", ".join(only or [model]))
 
 

@@ -29,12 +29,14 @@ followed, windows = gu.but(needs=real("trajectory"), where="3.1"), gu.but(where=
 
 
 def sinks(ds: xr.Dataset) -> xr.DataArray:
-    """1 where a head of a prompt has its sink at a key."""
+    """1 where a head of a prompt has its sink at a key, or the rate of that over heads where prompts were not kept."""
+    if "prompt" not in ds["alpha"].dims:
+        return ds["sink_rate_of_model"]
     return (ds["alpha"] > float(options_of(ds).get("threshold", 0.3))).astype(float)
 
 
 def sink_rate(ds: xr.Dataset) -> Interval:
-    """Of position 0, over documents."""
+    """Of position 0, over documents; without interval where prompts were not kept."""
     return over_documents(ds, sinks(ds).sel(key=0))
 
 
@@ -79,7 +81,7 @@ for short, model, rate in (  # of natural text
         f"In {model.rpartition('/')[2]} the first token is a sink in most heads.",
         rule=f"sink rate (threshold 0.3, T = {LENGTH}) within a quarter of the published one",
         published=f"{100 * rate:.2f} %",
-        needs=real("sinks", only=[model], options=f"--prompts 100 --length {LENGTH}"),
+        needs=real("sinks", only=[model], options=f"--prompts 100 --length {LENGTH}", out=f"runs/{short}"),
         rate=rate,
     )(as_published)
 

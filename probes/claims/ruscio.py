@@ -16,7 +16,7 @@ from ..measures.leakage import null_fails, overflow, resolved
 from ..measures.sinks.roles import LARGE, REACTS
 from ..results.curves import spearman
 from ..results.statistics import Interval, apart, units
-from ..results.tables import number, variance
+from ..results.tables import interval, number, variance
 from .evidence import Results, real, runs
 from .ledger import Source
 from .readings import OVER_RUNS, UNKNOWN, estimated, over_training
@@ -34,7 +34,7 @@ theorem = ruscio.but(kind="theorem", needs=real("trajectory"))
 
 # -------------------------------------------------------------------------------------------------------- the two sources
 
-PUBLISHED = real("leakage", only=HUB, options="--prompts 1024 --length 128")
+PUBLISHED = real("leakage", only=HUB, options="--prompts 1024 --length 128", out="runs/ruscio")
 SHUFFLED = "total leakage (log form, early queries) lies above the 97.5 % quantile of shuffled query labels"
 ROUNDING, SUMS = 1e-12, 1e-6  # squared nats; relative
 DESIGN = f"both off, the log form is below {ROUNDING:g} nat²; parts and spread sum to the weight form within {SUMS:g}"
@@ -263,7 +263,7 @@ for short, model in zip(("llama-3-8b", "mistral-7b", "qwen2.5-coder-7b"), HUB, s
         f"In {model.partition('/')[2]} replacing the embedding at position 0 removes 40 % of the residual component."
     )
     options = "--prompts 256 --length 128 --replace mean,zero,random"
-    needs = real("bos-swap", only=[model], options=options)
+    needs = real("bos-swap", only=[model], options=options, out=f"runs/{short}")
     ruscio(f"bos-removes-40-{short}", claim=claim, rule=NEAR_40, published="40 %", needs=needs)(removes)
 
 
@@ -372,8 +372,9 @@ def heads_above(ds: xr.Dataset, variable: str, threshold: float) -> Told:
     freedom = float(len(np.unique(units(ds))) - 1) if "prompt" in ds.sizes else np.inf
     known = (ends for ends in zip(values, low, high, strict=True) if np.isfinite(ends).all())
     tests = [above(Interval(*map(float, ends))._replace(freedom=freedom), threshold) for ends in known]
-    words = f"{(values > threshold).sum()} of {values.size} heads, at most {number(np.nanmax(values))}"
-    return words, never_refuted(some(tests))
+    most = np.nanargmax(values)
+    words = f"{(values > threshold).sum()} of {values.size} heads, at most "
+    return words + interval(values[most], low[most], high[most]), never_refuted(some(tests))
 
 
 for name, variable, threshold, claim, rule in (

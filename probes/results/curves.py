@@ -58,7 +58,7 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's rank correlation; ties share their mean rank. NaN where a curve is constant.
 
     Raises:
-        InputError: the curves differ in length or have fewer than 2 points.
+        InputError: the curves differ in length, have fewer than 2 points, or hold what is not finite.
     """
     x, y = _pair(a, b)
     ranks = np.stack([rankdata(x), rankdata(y)])
@@ -68,13 +68,13 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def rms_log_error(a: ArrayLike, b: ArrayLike, *, free_scale: bool = False) -> float:
-    """Root mean square over positions of `ln(a / b)`; 0.1 is an error of about 10 %.
+    """Root mean square over positions of `ln(a / b)` of curves of zero or more; 0.1 is an error of about 10 %.
 
     With `free_scale` the constant factor that makes it smallest is removed first (shapes are compared). Positions where
     both are zero agree; where only one is, the error is infinite.
 
     Raises:
-        InputError: the curves differ in length or have fewer than 2 points.
+        InputError: the curves differ in length, have fewer than 2 points, or hold what is not finite.
     """
     x, y = _pair(a, b)
     if np.any((x == 0) != (y == 0)):
@@ -95,7 +95,7 @@ def relative_error(predicted: ArrayLike, measured: ArrayLike) -> float:
     Raises:
         InputError: the curves differ in length or have fewer than 2 points.
     """
-    x, y = _pair(predicted, measured)
+    x, y = _pair(predicted, measured, finite=False)
     if np.any((y == 0) & (x > 0)):
         return math.inf
     seen = y != 0
@@ -184,8 +184,12 @@ def three_digits(value: float) -> str:
     return f"{rounded:,.0f}" if 1e3 <= abs(rounded) < 1e6 else f"{value:.3g}"
 
 
-def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
+def _pair(
+    a: ArrayLike, b: ArrayLike, *, finite: bool = True
+) -> tuple[Float[np.ndarray, " position"], Float[np.ndarray, " position"]]:
     x, y = (np.asarray(curve, dtype=np.float64) for curve in (a, b))
     if len(x) != len(y) or len(x) < 2:
         raise InputError(f"the curves have {len(x)} and {len(y)} points; compare curves of one length, at least 2")
+    if finite and not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise InputError("a curve holds what is not finite; give a number at every position")
     return x, y

@@ -222,7 +222,7 @@ def _runs(s: Settings, work: Work, reports: list[dict[str, Any]]) -> Cells:
     """Run by run, trained first where need be, with everything that was measured at its checkpoints.
 
     Raises:
-        InputError: a folder's model has other settings; `reports` get what its `training.json` holds.
+        InputError: a folder's model has other settings or other text; `reports` get what its `training.json` holds.
     """
     cells, home = list(product(s.kinds, s.seeds)), work.folder.parent / "births-runs"
     documents, _ = find_text(text=None if s.text == STDLIB else s.text)
@@ -237,6 +237,8 @@ def _runs(s: Settings, work: Work, reports: list[dict[str, Any]]) -> Cells:
         work.now += time.monotonic() - began
         work.spent += report["seconds"]
         reports.append(report)
+        if report["data"] != reports[0]["data"]:
+            raise InputError(f"models in '{home}' were trained on different texts; give another --out")
         points = [_measured(s, folder, point, text[1], work.device) for point in s.points()]
         yield (kind, seed), {name: [point[name] for point in points] for name in points[0]}
 
