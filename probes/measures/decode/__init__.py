@@ -22,8 +22,8 @@ from ...results.tables import Table, estimated, number, variance
 from .compute import NONE, decode
 
 CAPTION = (
-    "R^2 on documents held out; 0: a reader that knows the mean alone. Dots: what is erased before the named blocks, at "
-    "every position but 0; bars: 95 % over documents, of recall over couples of lists."
+    "R^2 on documents held out; 0: no better than the mean. Dots: what is erased before the named blocks, at "
+    "every position but 0; bars: 95 % over documents, or, of recall, over pairs of lists."
 )
 ERASED = {
     "means": "position means",

@@ -1,4 +1,4 @@
-"""Attention sinks, and what every head does with position 0 (`compute`, `roles`, `effect`, `evict`, `collectors`)."""
+"""Attention sinks, and what every head does with position 0 (`compute`, `roles`, `effect`, `collectors`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .sums import THRESHOLD as THRESHOLD
 COLORS = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
 CAPTION = (
     "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dots: what heads do with "
-    "position 0. Grey: uniform attention."
+    "position 0. Dashed: uniform attention."
 )
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 
