@@ -51,7 +51,9 @@ RECALL = {
 }
 COMPONENTS = {"_steady": "", "": ", the constant sink left in"}  # of the residual component: what is said of each
 
-CAPTION = "Intervals: 95 % over documents, of recall over lists; bands of the loss: means of the positions' own intervals."
+CAPTION = (
+    "Intervals: 95 % over documents, of recall over lists; bands of the loss: means of the positions' own intervals."
+)
 FEW = 6  # replacements that have a colour each; more of them have a line each
 SMALL = 0.1  # nats; the axis of the loss is linear below: first positions lose a hundred times what later ones do
 OUTCOMES = {  # of many replacements, by variable: the panel's words, and up to where its axis is linear

@@ -205,7 +205,7 @@ MEASURE = Measure(
         Headline("R^2, embeddings", lambda ds: ds["r2_by_prompt"].isel(layer=0)),
         Headline("R^2, last layer", lambda ds: ds["r2_by_prompt"].isel(layer=-1)),
         Headline("loss, change (nat)", partial(_by_prompt, name="loss", change=True), form="+.3g"),
-        Headline("KL (nat)", partial(_by_prompt, name="kl"), ratio=True),
+        Headline("KL (nat)", partial(_own, name="kl"), by_prompt=partial(_by_prompt, name="kl"), ratio=True),
         Headline("R^2 at the last layer, anew", partial(_by_prompt, name="r2_last")),
         Headline("V(X), change (nat²)", partial(_own, name="residual_change"), form="+.3g"),
         Headline("log p of values, change (nat)", partial(_own, name="recall_log_p_change"), form="+.3g"),
