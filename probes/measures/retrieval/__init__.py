@@ -125,10 +125,6 @@ def retrieval(
     tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "candidates": candidates}
     tracing |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
     check(given | tracing | {"seed": seed})
-    if candidates != CANDIDATES and not mechanism:
-        raise InputError(
-            f"candidates={candidates} has no use without mechanism; give how many couples it is measured on"
-        )
     maker, pieces = Maker(model, rung, read_template(template), first=first), pieces or Store()
     couple = cache(lambda number: maker.couple(seed, number))
     query = len(couple(0).contexts[0]) + len(couple(0).questions[0][0]) - 1
@@ -171,8 +167,9 @@ def check(given: Mapping[str, Any]) -> None:
             raise InputError(f"{name}={given[name]} is odd, but lists come in couples; give one, as {given[name] + 1}")
     if given["mechanism"] > (most := given["contexts"]):
         raise InputError(f"mechanism={given['mechanism']} is more than there are contexts; give at most {most}")
-    if not given["mechanism"] and (rule := given["initialization"]) != CONFIG:
-        raise InputError(f"initialization={rule} does nothing without mechanism; give mechanism=24, or leave it out")
+    for name, usual in (("initialization", CONFIG), ("candidates", CANDIDATES)):
+        if not given["mechanism"] and given[name] != usual:
+            raise InputError(f"{name}={given[name]} does nothing without mechanism; give mechanism=24, or leave it out")
 
 
 def answered(model: View, couple: Couple, report: Tally) -> Piece:
