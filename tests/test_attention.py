@@ -15,10 +15,9 @@ from patterns import DTYPES, KINDS, drawn, keys_of, logits_of, rounding, same, s
 import probes
 from probes.measures.attention import column_statistics, columns, normalizers, outputs, pattern_blocks, run_watched
 from probes.measures.leakage.samples import Course
-from probes.models import fused
 from probes.models.fused import attend
 from probes.models.view import Attention, Edit
-from probes.run.memory import in_parts
+from probes.run.memory import CPU_NUMBERS, in_parts
 
 LENGTH = 24  # three windows
 IDS = drawn_tokens(3, LENGTH, least=3, seed=7)
@@ -31,7 +30,7 @@ def test_columns_and_their_sums_and_counts(kind, dtype):
     given = drawn(LENGTH, dtype=dtype, **KINDS[kind])
     pattern, noise = weights_of(logits_of(given), given), rounding(given)
     chosen = [0, 3, 3, 17, LENGTH - 1]
-    with in_parts(fused.BLOCK_NUMBERS // NUMBERS):
+    with in_parts(CPU_NUMBERS // NUMBERS):
         for one in (attend(given, normalizer=True), given):
             found = columns(one, chosen)
             assert found.dtype == torch.promote_types(dtype, torch.float32)
@@ -51,9 +50,9 @@ def test_columns_and_their_sums_and_counts(kind, dtype):
 def test_blocks_make_up_the_pattern(kind):
     given = drawn(LENGTH, **KINDS[kind])
     pattern, noise = weights_of(logits_of(given), given), rounding(given)
-    for numbers, least, most in ((1, LENGTH, LENGTH), (NUMBERS, 3, LENGTH - 1), (fused.BLOCK_NUMBERS, 1, 1)):
+    for numbers, least, most in ((1, LENGTH, LENGTH), (NUMBERS, 3, LENGTH - 1), (CPU_NUMBERS, 1, 1)):
         whole, at, sizes = torch.zeros_like(pattern), 0, []
-        with in_parts(fused.BLOCK_NUMBERS // numbers):
+        with in_parts(CPU_NUMBERS // numbers):
             blocks = list(pattern_blocks(given))
         for piece in blocks:
             start, stop, first, weights = piece

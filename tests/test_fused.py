@@ -26,6 +26,7 @@ from torch import Tensor
 
 from probes.models import fused
 from probes.models.fused import attend, query_blocks
+from probes.run.memory import CPU_NUMBERS
 
 
 def full(given: Any) -> Any:
@@ -132,7 +133,7 @@ def test_nothing_is_as_large_as_one_head_s_pattern(kind):
         full(given)
     learned = 0 if given.sink is None else heads * length  # each row's
     largest = memory.largest / given.query.itemsize
-    assert given.query.numel() <= largest <= max(fused.BLOCK_NUMBERS + learned, given.query.numel()) < length**2
+    assert given.query.numel() <= largest <= max(CPU_NUMBERS + learned, given.query.numel()) < length**2
 
 
 @pytest.mark.gpu

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import InputError
-from ..run.memory import parts
+from ..run.memory import block_numbers, parts
 from .behind import Past
 from .view import Attention, Edit, Spec, Watcher, never_fired
 
-BLOCK_NUMBERS = 1 << 21  # logits per block of queries: 8 MiB in float32, near the cache
 SITES = ("residual", "query", "key", "value", "output", "logits")
 # What transformers tells an attention function beside queries, keys and values. Any value of these says what is computed
 # (the fourth are gpt-oss's learned sink logits) or changes nothing, as positions have entered by rotation or addition
@@ -50,12 +49,13 @@ def attend(attention: Attention, *, normalizer: bool = False) -> Attention:
     return replace(attention, output=output, normalizer=log_z if normalizer else None)
 
 
-def query_blocks(attention: Attention, *, numbers: int = BLOCK_NUMBERS) -> Iterator[tuple[int, int]]:
+def query_blocks(attention: Attention, *, numbers: int | None = None) -> Iterator[tuple[int, int]]:
     """(start, stop) of blocks of queries that have at most `numbers` logits each, or one row.
 
-    Within `in_parts` the limit is that part of `numbers`.
+    As many as the device is fast at unless given; within `in_parts` that part of it.
     """
     batch, heads, length, _ = attention.query.shape
+    numbers = block_numbers(attention.query.device) if numbers is None else numbers
     budget, start = numbers // (parts() * batch * heads), 0
     while start < length:
         before = start - attention.first_key(start)

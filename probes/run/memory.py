@@ -73,6 +73,39 @@ def available(device: torch.device) -> int:
     return max(0, total)
 
 
+CPU_NUMBERS = 1 << 21  # of a block: 8 MiB in float32, near a core's cache
+BLOCK_SHARE = 1 / 16  # of a device's free memory, for a block: some four tensors of its size exist at once
+PROMPT_SHARE = 1 / 4  # of a device's free memory, for the streams of prompts that go through a model together
+# Of a prompt on its way through a model, by position and width: its stream, a feed-forward four times as wide, and heads'
+# queries, keys, values and outputs, each of them once more while the next is made.
+PROMPT_NUMBERS = 24
+
+
+def block_numbers(device: torch.device) -> int:
+    """How many numbers of a temporary tensor are worked on at once.
+
+    A processor works from its cache. On a device with memory of its own each operation is launched by itself, which takes as
+    long as some million numbers: there a block is as large as the memory that is free allows.
+    """
+    if own_memory(device) is None:
+        return CPU_NUMBERS
+    return max(CPU_NUMBERS, int(BLOCK_SHARE * available(device)) // 4)
+
+
+def prompts_at_once(model: Any, length: int, beside: int = 0) -> int:
+    """How many prompts of `length` positions go through a model (any view) together, fewer within `in_parts`.
+
+    One on a processor, which is busy with one; on a device with memory of its own as many as there is room for.
+
+    Args:
+        beside: float32 numbers that a caller keeps for each prompt, beside its streams.
+    """
+    if own_memory(model.device) is None:
+        return 1
+    numbers = PROMPT_NUMBERS * model.spec.width * length + beside
+    return share_of(max(1, int(PROMPT_SHARE * available(model.device)) // (4 * numbers)))
+
+
 def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:
     """The numbers of a tensor, contiguous and without history, where they take no memory that others need.
 

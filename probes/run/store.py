@@ -96,13 +96,26 @@ class Store:
         *,
         before: Callable[[Iterable[int]], None] | None = None,
     ) -> Pieces:
-        """The pieces 0 to `count` - 1, made by `measure(n)` where they are not there already.
+        """The pieces 0 to `count` - 1, made by `measure(n)` where they are not there already: `together` of one piece."""
+        return self.together(stage, count, lambda numbers: [measure(n) for n in numbers], before=before)
+
+    def together(
+        self,
+        stage: str,
+        count: int,
+        measure: Callable[[Sequence[int]], Sequence[Piece]],
+        at_once: int = 1,
+        *,
+        before: Callable[[Iterable[int]], None] | None = None,
+    ) -> Pieces:
+        """The pieces 0 to `count` - 1, made by `measure(numbers)`, `at_once` of them at a time, where they are not there.
 
         Args:
             stage: what they are pieces of; each stage of a scope has a name of its own.
             count: how many.
-            measure: a function of the piece's number, and nothing else: whichever process calls it, and after whichever
-                others.
+            measure: a function of the pieces' numbers, and nothing else: whichever process calls it, and after whichever
+                others. What a piece holds does not depend on those that are made with it, rounding aside.
+            at_once: how many pieces it is asked for at most, as `probes.run.memory.prompts_at_once` says.
             before: hears which pieces this process will make; those that are missing here are found elsewhere.
 
         Raises:
@@ -118,7 +131,8 @@ class Store:
         share = missing[processes.number() :: processes.count()]
         if before is not None:
             before(share)
-        made = ((n, measure(n)) for n in share)
+        batches = (share[start : start + at_once] for start in range(0, len(share), at_once))
+        made = (pair for numbers in batches for pair in zip(numbers, measure(numbers), strict=True))
         if self.folder is None:
             return _exchanged(dict(made))
         for n, piece in made:
