@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ..models.fused import attend, query_blocks
 from ..models.view import Attention, Edit, View
-from ..run.precision import precise, wide
+from ..run.precision import double, precise, wide
 
 ALL = slice(None)
 
@@ -88,9 +89,18 @@ def column_statistics(
 ) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"]]:
     """Of every column the sum of the weights, of the queries from the key on, and the number of weights above `threshold`.
 
-    In one pass over the pattern. Under a prefix, queries before a key may see it; only the second counts those.
+    In one pass over the pattern; on CUDA by a kernel of its own that makes it twice as fast at least, where it knows the
+    attention. Under a prefix, queries before a key may see it; only the second counts those.
     """
     shape, log_z = attention.query.shape[:-1], normalizers(attention)
+    plain = (
+        attention.softcap is None and attention.slopes is None and attention.prefix is None and not attention.reweigh
+    )
+    if plain and log_z.device.type == "cuda" and attention.query.dtype != torch.float64 and find_spec("triton"):
+        from ..models.kernels import column_sums  # needs Triton, which not every build of PyTorch brings along
+
+        total, over = column_sums(attention, log_z, threshold)
+        return double(total), double(over)
     total, over = (torch.zeros(shape, dtype=torch.float64, device=precise(log_z.device)) for _ in range(2))
     for block in pattern_blocks(replace(attention, normalizer=log_z)):
         start, stop, first, weights = block

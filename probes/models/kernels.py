@@ -1,0 +1,70 @@
+"""Kernels for CUDA, in Triton, which CUDA builds of PyTorch bring along; where it is not, importing this fails.
+
+The twin of each, and what is used elsewhere, is the code that calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from .view import Attention
+
+TILE_BYTES = 1 << 15  # of a tile of queries or keys: three of them fit into the shared memory of a small card
+
+
+def column_sums(attention: Attention, log_z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Of every column of the patterns the sum of its weights, and how many are above a threshold, in one pass.
+
+    Each program takes a few keys, makes the weights `exp(s_ij - log Z_i)` anew for all queries that see them, tile by tile,
+    and writes its columns alone: of the pattern nothing reaches memory.
+
+    Args:
+        attention: causal, with or without a window; whatever else changes logits is not known here.
+        log_z: `[B, H, T]`.
+
+    Returns:
+        Both `[B, H, T]`, summed and counted in float32.
+    """
+    length, channels = attention.query.shape[-2:]
+    query, key = attention.query.contiguous(), attention.key.contiguous()
+    width = max(16, triton.next_power_of_2(channels))
+    tile = 64 if 64 * width * query.itemsize <= TILE_BYTES else 32
+    window = length if attention.window is None else min(attention.window, length)
+    total, over = (torch.empty(log_z.shape, dtype=torch.float32, device=query.device) for _ in range(2))
+    kernel: Any = columns
+    kernel[log_z.numel() // length, triton.cdiv(length, tile)](
+        *(query, key, log_z.float().contiguous(), total, over, length, window, channels, attention.scale, threshold),
+        WIDTH=width,
+        TILE=tile,
+        num_stages=2,
+    )
+    return total, over
+
+
+@triton.jit
+def columns(
+    query, key, log_z, total, over, length, window, channels, scale, threshold, WIDTH: tl.constexpr, TILE: tl.constexpr
+):
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
+    features, tile = tl.arange(0, WIDTH), tl.arange(0, TILE)
+    j, inside, at = first + tile, features < channels, row * length * channels
+    places = at + j[None, :] * channels + features[:, None]
+    keys = tl.load(key + places, mask=(j < length)[None, :] & inside[:, None], other=0.0)
+    sums, counts = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
+    for start in range(first, tl.minimum(length, first + TILE - 1 + window), TILE):
+        i = start + tile
+        places = at + i[:, None] * channels + features[None, :]
+        queries = tl.load(query + places, mask=(i < length)[:, None] & inside[None, :], other=0.0)
+        z = tl.load(log_z + row * length + i, mask=i < length, other=float("inf"))
+        logits = tl.dot(queries, keys, input_precision="ieee") * scale - z[:, None]
+        seen = (j[None, :] <= i[:, None]) & (i[:, None] - j[None, :] < window)
+        weights = tl.where(seen, tl.exp(logits), 0.0)
+        sums += tl.sum(weights, 0)
+        counts += tl.sum(tl.where(weights > threshold, 1.0, 0.0), 0)
+    tl.store(total + row * length + j, sums, mask=j < length)
+    tl.store(over + row * length + j, counts, mask=j < length)
