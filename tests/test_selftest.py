@@ -29,7 +29,10 @@ def test_what_counts_as_a_difference():
     for variable, by, few, many in (
         ("alpha", 1.9e-3, 100, None),  # of a largest value of 2
         ("alpha", 2.1e-3, 0, 1),
+        ("stderr", 0.03, 100, None),
+        ("sensitivity_stderr", 0.05, 0, 1),
         ("sink_rate", 0.5, 2, 3),  # a threshold decides it
+        ("over_tau", 9e-6, 100, None),  # the same share, made with other sums
         ("sink_rate_of_model", 1.9e-3, 100, None),  # a mean over heads, which rounds
         ("over_tau_of_model", 2.1e-3, 0, 1),
         ("alpha", np.nan, 2, 3),

@@ -176,7 +176,7 @@ def selftest(
     """Run every probe on a device and on the CPU, and say whether the numbers agree. Run this first on a GPU.
 
     Prints where it ran, and for every probe the variable that is furthest off, what is allowed, and the times: all that a
-    report of a bug needs. It takes a minute or two, on bundled models. The exit code is 1 if a probe differs or fails.
+    report of a bug needs. It takes about a minute, on bundled models. The exit code is 1 if a probe differs or fails.
 
     Examples:
       headwater selftest

@@ -214,5 +214,5 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    trials={"decode": partial(decode, recall=0, bootstrap=50)},  # lists are recalled by a changed model in bos-swap
+    trials={"decode": partial(decode, recall=0, leakage=False)},  # both are measured of a changed model in bos-swap
 )
