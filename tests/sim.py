@@ -132,6 +132,29 @@ class Memory(TorchDispatchMode):
         return made
 
 
+NO_KERNEL = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty")  # beside views
+READ = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2")
+
+
+class Launched(TorchDispatchMode):
+    """Counts `operations` on tensors of such a device, and `reads`: how often the host waits for one's numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.reads = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        view = any(x.alias_info is not None and not x.alias_info.is_write for x in func._schema.returns)
+        there = any(isinstance(x, Elsewhere) for x in tree_leaves((args, kwargs, made)))
+        if there and not view and name not in NO_KERNEL:
+            self.operations += 1
+            here = isinstance(made, Tensor) and not isinstance(made, Elsewhere)
+            masked = func in INDEXED and any(x is not None and x.dtype == torch.bool for x in args[1])
+            self.reads += here or masked or name in READ
+        return made
+
+
 _Generator: Any = torch.Generator
 
 

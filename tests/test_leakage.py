@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 from commands import call
 from measured import drawn_tokens, refused
+from sim import ONE, Launched, Simulated
 
 import probes
 from probes.headlines import numbers
@@ -49,7 +50,7 @@ def halves(attention: Attention) -> list[Attention]:
 def split(attention: Attention, *bands: tuple[int, int]) -> dict[str, torch.Tensor]:
     """Both forms, without resampling: [entry, head, band]."""
     drawn = resampling(len(attention.query), 0, 0)
-    return {name: x[0] for name, x in split_of(halves(attention), bands or (BAND,), LAGS, drawn).items()}
+    return {name: x[0] for name, x in split_of(halves(attention), bands or (BAND,), torch.tensor(LAGS), drawn).items()}
 
 
 # --------------------------------------------------------------------------------------------- against the definition
@@ -59,7 +60,7 @@ def split(attention: Attention, *bands: tuple[int, int]) -> dict[str, torch.Tens
 def test_split_is_the_definition_entry_by_entry(window, at_once, monkeypatch):
     generator, bands = torch.Generator().manual_seed(1), (BAND, (9, 17))
     logits = torch.randn(7, 2, 18, 18, generator=generator, dtype=torch.float64) * 1.5
-    monkeypatch.setattr(SAMPLES, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(FORMS, "block_numbers", lambda device: at_once)
     found = split(made_of(logits, window=window), *bands)
     hidden = logits.masked_fill(~sees(torch.arange(18)[:, None], torch.arange(18), window), -math.inf)
     for head, (n, band) in product(range(2), enumerate(bands)):
@@ -184,10 +185,31 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
 def test_heads_and_chunks_may_be_taken_apart(monkeypatch):
     model, tokens = load(families.model("mistral"), dtype="float64"), text(7, 20)
     whole = leakage(model, tokens, bands=[BAND], lags=LAGS, bootstrap=10, fresh=0)
-    monkeypatch.setattr(FORMS, "NUMBERS_AT_ONCE", 1)
+    monkeypatch.setattr(FORMS, "block_numbers", lambda device: 1)
     monkeypatch.setattr(SAMPLES, "TOKENS_AT_ONCE", 40)
     for name, values in leakage(model, tokens, bands=[BAND], lags=LAGS, bootstrap=10, fresh=0).items():
         np.testing.assert_allclose(values, whole[name], rtol=1e-9, atol=1e-12)
+
+
+def test_on_a_gpu_prompts_go_together_and_the_host_waits_once_a_block():
+    def launched(blocks: int, prompts: int) -> Launched:
+        view = load(families.build(families.small("llama", num_hidden_layers=blocks)), device=str(ONE))
+        assert view.identity  # which reads the weights
+        with Launched() as counted:
+            leakage(view, text(prompts, 40), bootstrap=5, fresh=0)
+        return counted
+
+    with Simulated():
+        _, few, many, deep = (
+            launched(1, 8),
+            launched(1, 8),
+            launched(1, 24),
+            launched(3, 8),
+        )  # orders of labels are kept
+    assert many.operations == few.operations
+    assert many.reads == few.reads
+    assert (deep.operations - few.operations) / 2 < 1200
+    assert (deep.reads - few.reads) / 2 == 2  # all forms, and the shuffled ones
 
 
 @pytest.mark.slow
@@ -195,7 +217,7 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     generator = torch.Generator().manual_seed(8)
     logits = 2 * torch.randn(40, 1, 20, 20, generator=generator, dtype=torch.float64)
     drawn = resampling(40, 300, 0)
-    quick = split_of(halves(made_of(logits)), [BAND], LAGS, drawn)
+    quick = split_of(halves(made_of(logits)), [BAND], torch.tensor(LAGS), drawn)
     brute = {"log_form": [], "log_stream": [], "sink_constant": [], "steady_stream": []}
     for resample in drawn[1:]:  # the prompts drawn, measured from the beginning
         found = split(made_of(logits[torch.arange(40).repeat_interleave(resample.long())]))
@@ -206,7 +228,7 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
         entry = 2 if name == "log_form" else 0  # the mask's part
         assert float(quick[name][1:, entry, 0, 0].std()) == pytest.approx(spread, rel=0.3), name
     for half in halves(made_of(logits)):
-        samples = sampled(half, lag_means_of(half), BAND, LAGS)
+        samples = sampled(half, lag_means_of(half), BAND, torch.tensor(LAGS))
         assert (samples.moved_mask - samples.of_mask).mean(0).abs().max() < 1e-9
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from families import BLOCKS
 from measured import SOME, complete, drawn_tokens, refused, view
+from sim import ONE, Launched, Simulated
 from torch import Tensor
 from torch.nn import functional
 
@@ -105,6 +106,21 @@ def test_cosines_are_those_of_every_pair(name):
             cosines = (one @ one.T)[tuple(torch.tril_indices(7, 7, -1))]
             expected = [cosines.mean(), *np.quantile(cosines, [0.05, 0.95])]
             np.testing.assert_allclose([at.cosine, at.cosine_low, at.cosine_high], expected, atol=1e-12)
+
+
+def test_on_a_gpu_prompts_go_together_and_the_host_waits_once_a_batch():
+    def launched(blocks: int, prompts: int) -> Launched:
+        model = families.build(families.small("llama", num_hidden_layers=blocks))
+        loaded = probes.load(model, tokenizer=families.tokenizer(), device=str(ONE))
+        assert loaded.identity  # which reads the weights
+        with Launched() as counted:
+            trajectory(loaded, some_tokens(prompts), starts=4)
+        return counted
+
+    with Simulated():
+        _, few, many, deep = launched(1, 3), launched(1, 3), launched(1, 9), launched(3, 3)  # what a device can is kept
+    assert many.operations == few.operations
+    assert many.reads == few.reads == deep.reads
 
 
 def test_seed_decides_the_starts():

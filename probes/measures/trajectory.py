@@ -16,14 +16,14 @@ of their streams are taken pair by pair at every layer. For models with a BOS th
 the control: blocks that move any token there are not what makes position 0 special. Pairs are not independent; `cosine_low`
 and `cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for the mean.
 
-Streams are read one prompt and one layer at a time, as they pass.
+Streams are read one layer at a time, as they pass, of one prompt or, on a GPU, of as many as go through it together.
 
 Source: science of the measurement, section 4, "Position 0 as a closed system".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -47,7 +47,7 @@ from ..models.swap import unswapped
 from ..models.view import Edit, View
 from ..results.dataset import Variable, dataset, labelled, provenance
 from ..results.tables import Table, number
-from ..run.memory import Retry
+from ..run.memory import Retry, prompts_at_once
 from ..run.precision import double
 from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
@@ -131,7 +131,7 @@ def trajectory(
     begun = {PLACES[0]: ids[:, None]}
     if model.first_ids:
         begun[PLACES[1]] = torch.cat([ids.new_tensor(model.first_ids).expand(len(ids), -1), ids[:, None]], 1)
-    cosines = [pair_cosines(streams_at(unchanged, behind, behind.shape[1] - 1)) for behind in begun.values()]
+    cosines = [pair_cosines(streams_at(unchanged, behind, behind.shape[1] - 1).cpu()) for behind in begun.values()]
     values |= zip(("cosine", "cosine_low", "cosine_high"), map(np.stack, zip(*cosines, strict=True)), strict=True)
     report.finish()
     return dataset(
@@ -159,24 +159,35 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
     others = tokens.roll(-1, 0) if count > 1 else tokens.flip(1).roll(1, 1)
     changed = torch.cat([tokens[:, :1], others[:, 1:]], 1)
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
+    kept = 2 * layers * (length + model.spec.width)  # float32 numbers, of norms and of position 0's streams in float64
 
-    def passed(n: int) -> Piece:
-        norms, median, zero = np.zeros((layers, length)), np.zeros(layers), list[Tensor]()
+    def together() -> int:
+        return prompts_at_once(model, length, kept)
 
-        def look(layer: int, stream: Float[Tensor, "position d"]) -> None:
-            norms[layer] = double(stream).norm(dim=-1).cpu().numpy()
-            median[layer] = float(stream.float().abs().median())
-            zero.append(stream[0].cpu().double())
+    def passed(numbers: Sequence[int]) -> list[Piece]:
+        norms, median, zero = list[Tensor](), list[Tensor](), list[Tensor]()
 
-        passing(model, tokens[n : n + 1], look)
-        report()
-        at_0, again = torch.stack(zero), streams_at(model, changed[n : n + 1], 0)[0]
-        report()
+        def look(layer: int, streams: Float[Tensor, "prompt position d"]) -> None:
+            norms.append(double(streams).norm(dim=-1))
+            median.append(double(streams.float().abs().flatten(1).median(1).values))
+            zero.append(double(streams[:, 0]))
+
+        some = list(numbers)
+        passing(model, tokens[some], look)
+        report(len(some))
+        at_0, again = torch.stack(zero, 1), streams_at(model, changed[some], 0)
+        report(len(some))
         moved, size = (x.abs().amax(-1) for x in (again - at_0, again))
-        later = moved.where(moved > SAME * size, 0).numpy()
-        return {"norms": norms, "median": median, "zero": at_0.numpy(), "later": later}
+        found = {"norms": torch.stack(norms, 1), "median": torch.stack(median, 1), "zero": at_0}
+        found["later"] = moved.where(moved > SAME * size, 0)
+        arrays = {name: x.cpu().numpy() for name, x in found.items()}
+        return [{name: x[n] for name, x in arrays.items()} for n in range(len(some))]
 
-    pieces = store.each("trajectory", count, lambda n: retry(lambda: passed(n)))
+    def measured(numbers: Sequence[int]) -> list[Piece]:
+        size = together()
+        return [piece for n in range(0, len(numbers), size) for piece in passed(numbers[n : n + size])]
+
+    pieces = store.together("trajectory", count, lambda numbers: retry(lambda: measured(numbers)), together())
     norms, median, zero = (pieces.stacked(name) for name in ("norms", "median", "zero"))  # [prompt, layer, ...]
     if not np.isfinite(norms).all():
         raise not_finite(model, "residual streams")
@@ -233,11 +244,11 @@ def drawn_starts(model: View, tokens: Int[Tensor, "prompt position"], starts: in
 
 @torch.no_grad()
 def streams_at(model: View, tokens: Int[Tensor, "prompt position"], position: int) -> Float[Tensor, "prompt layer d"]:
-    """Every layer's stream at one position, float64 on the CPU."""
+    """Every layer's stream at one position in float64."""
     streams: list[Tensor] = []
 
     def take(stream: Tensor) -> Tensor:
-        streams.append(stream[:, position].cpu().double())
+        streams.append(double(stream[:, position]))
         return stream
 
     edits = [Edit("residual", layer, take) for layer in range(model.spec.blocks)]

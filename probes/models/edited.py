@@ -150,12 +150,12 @@ class Edited:
 
 
 @torch.no_grad()
-def passing(model: View, tokens: Int[Tensor, "1 position"], look: Callable[[int, Tensor], None]) -> None:
-    """One pass in which `look(layer, stream [T, d])` sees what every block reads, then the last stream; none is kept."""
+def passing(model: View, tokens: Int[Tensor, "prompt position"], look: Callable[[int, Tensor], None]) -> None:
+    """One pass in which `look(layer, streams [prompt, T, d])` sees what every block reads, then the last; none is kept."""
 
-    def seen(layer: int, stream: Tensor) -> Tensor:
-        look(layer, stream[0])
-        return stream
+    def seen(layer: int, streams: Tensor) -> Tensor:
+        look(layer, streams)
+        return streams
 
     edits = [Edit("residual", layer, partial(seen, layer)) for layer in range(model.spec.blocks)]
     seen(model.spec.blocks, model.residual(model.embed(tokens), edits=edits))

@@ -54,9 +54,9 @@ def looked_at(
     """Call `look` with (number among these layers, stream [position, d], targets [position, target]) of a prompt."""
     z = targets(tokens.shape[1], prompt, seed, precise(model.device))
 
-    def each(layer: int, stream: Tensor) -> None:
+    def each(layer: int, streams: Tensor) -> None:
         if layer in layers:
-            look(layer - layers.start, double(stream[1:]), z)
+            look(layer - layers.start, double(streams[0, 1:]), z)
 
     passing(model, tokens[prompt : prompt + 1], each)
 

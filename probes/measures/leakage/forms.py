@@ -6,6 +6,8 @@ Definitions, names and sources are those of `probes.leakage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,13 +19,15 @@ from ...errors import InputError
 from ...models.checks import not_finite
 from ...models.view import Attention, View
 from ...results import statistics
-from ...run.memory import trim
+from ...run.memory import block_numbers, trim
+from ...run.precision import precise
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Store
 from .samples import Band, Course, Half, halves_of, lag_means_of, sampled
 
-NUMBERS_AT_ONCE = 1 << 21  # of the quantities of prompts: 16 MiB in doubles
 SHUFFLES = 100  # of query labels
+
+Named: TypeAlias = dict[str, tuple[Float[Tensor, "resample head"], ...]]  # the entries of each variable
 
 
 def resampling(
@@ -61,8 +65,11 @@ def splits(
         InputError: values that are not finite.
     """
     report, longest = Tally(progress, model.spec.blocks), max(last + 1 - first for first, last in bands)
-    # Heads that are taken together, so that what is held stays below `NUMBERS_AT_ONCE` where one head's does.
-    heads = max(1, NUMBERS_AT_ONCE // (len(tokens) * longest * (len(OF_LAGS) * len(lags) + len(OF_QUERIES))))
+    # Heads that are taken together, so that the quantities of prompts stay below a block's numbers where one head's do.
+    of_head = len(tokens) * longest * (len(OF_LAGS) * len(lags) + len(OF_QUERIES))
+    heads = max(1, block_numbers(model.device) // of_head)
+    of_model = torch.tensor(lags, device=model.device)
+    counted = drawn.to(precise(model.device))
     ahead, course = iter(range(model.spec.blocks)), list[Course]()
 
     def measured(layer: int) -> Piece:
@@ -75,7 +82,7 @@ def splits(
             for _ in course[0].through(at):
                 pass
             report()
-        found = [split(halves, bands, lags, drawn) for halves in course[0].attention(layer, heads)]
+        found = [split(halves, bands, of_model, counted) for halves in course[0].attention(layer, heads)]
         trim()
         report()
         return {name: torch.cat([some[name] for some in found], 2).numpy() for name in found[0]}
@@ -89,15 +96,23 @@ def splits(
 
 
 def split(
-    halves: Sequence[Attention], bands: Sequence[Band], lags: Sequence[int], drawn: Int[Tensor, "resample prompt"]
+    halves: Sequence[Attention], bands: Sequence[Band], lags: Int[Tensor, " lag"], drawn: Int[Tensor, "resample prompt"]
 ) -> dict[str, Float[Tensor, "_ _ head band"]]:
-    """Both forms of some heads, from their attention on the prompts of either half, under each resampling of these."""
-    means, found = [lag_means_of(half) for half in halves], []
+    """Both forms of some heads, from their attention on the prompts of either half, under each resampling of these.
+
+    All of them come back from the attention's device at once.
+    """
+    numbers = block_numbers(halves[0].query.device)
+    means, found, shuffled = [lag_means_of(half, numbers) for half in halves], list[Named](), list[Tensor]()
+    weights = _weights(drawn.to(means[0]))
     for band in bands:
-        of_halves = [sampled(half, mean, band, lags) for half, mean in zip(halves, means, strict=True)]
-        quantities = _Drawn(of_halves, drawn)
-        found.append(_forms(quantities) | {"shuffled": _shuffled(quantities)})
-    return {name: torch.stack([of_band[name] for of_band in found], -1) for name in found[0]}
+        of_halves = [sampled(half, mean, band, lags, numbers) for half, mean in zip(halves, means, strict=True)]
+        quantities = _Drawn(of_halves, weights)
+        found.append(_forms(quantities))
+        shuffled.append(_shuffled(quantities))
+    of_bands = [torch.stack([x for values in of_band.values() for x in values], 1) for of_band in found]
+    parts = torch.stack(of_bands, -1).cpu().split([len(values) for values in found[0].values()], 1)
+    return {**dict(zip(found[0], parts, strict=True)), "shuffled": torch.stack(shuffled, -1).cpu()}
 
 
 # What is averaged over prompts: of every lag and query, and of every query.
@@ -117,6 +132,12 @@ def _quantities(half: Half) -> Float[Tensor, "prompt head row query"]:
     return torch.cat([half.logits, toeplitz, *cells, z, *moved], 2)
 
 
+def _weights(counts: Float[Tensor, "resample prompt"]) -> Float[Tensor, "half resample prompt"]:
+    """What every prompt counts in the mean of its half; of halves of an odd number the smaller one ends with a zero."""
+    of_halves = [counts[:, own] / counts[:, own].sum(1, keepdim=True) for own in halves_of(counts.shape[1])]
+    return pad_sequence([weights.T for weights in of_halves], batch_first=True).mT.contiguous()
+
+
 class _Drawn:
     """A band's quantities under many resamplings of the prompts at once, and covariances of their means.
 
@@ -124,13 +145,12 @@ class _Drawn:
     its weights. Halves of an odd number of prompts differ by one: the smaller has a row and weights of zeros.
     """
 
-    def __init__(self, halves: Sequence[Half], drawn: Int[Tensor, "resample prompt"]) -> None:
-        values, weights = [_quantities(half) for half in halves], []
-        for own in halves_of(drawn.shape[1]):
-            counts = drawn[:, own].to(values[0])
-            weights.append((counts / counts.sum(1, keepdim=True)).T)
-        self._values = pad_sequence(values, batch_first=True)  # [half, prompt, head, quantity, query]
-        self._weights = pad_sequence(weights, batch_first=True).mT.contiguous()  # [half, resample, prompt]
+    def __init__(self, halves: Sequence[Half], weights: Float[Tensor, "half resample prompt"]) -> None:
+        self._values = pad_sequence([_quantities(half) for half in halves], batch_first=True)
+        # [half, prompt, head, quantity, query]
+        self._weights = weights
+        # Numbers of the quantities whose covariances are taken together: they are copied some four times on the way.
+        self._at_once = block_numbers(weights.device) // 8
         self._lags = halves[0].shift.shape[1]
 
     def __getitem__(self, name: str) -> Float[Tensor, "half prompt head lag query"]:
@@ -145,15 +165,34 @@ class _Drawn:
         """Over the prompts as they are."""
         return torch.einsum("hn,hnabc->habc", self._weights[:, 0], self[name])
 
-    def covariance(self, x: Tensor, y: Tensor) -> Float[Tensor, "resample head"]:
-        """Between the halves, mean of both orders, over the band's queries; mean over lags."""
-        found = _form(x[0], y[1], self._weights)
-        return found if x is y else (found + _form(x[1], y[0], self._weights.flip(0))) / 2
+    def covariances(
+        self, of: Sequence[Tensor], with_: Sequence[Tensor] | None = None
+    ) -> list[Float[Tensor, "resample head"]]:
+        """Each with itself or its partner: between the halves, mean of both orders, over the band's queries; mean over lags.
+
+        Those that go together, as many as are few numbers, have one shape.
+        """
+        found, heads = list[Tensor](), of[0].shape[2]
+        size = max(1, self._at_once // max(of[0][0].numel(), heads * of[0].shape[1] ** 2))
+        for some in (slice(n, n + size) for n in range(0, len(of), size)):
+            x = _beside(of[some])
+            if with_ is None:
+                both = _form(x[0], x[1], self._weights)
+            else:
+                y = _beside(with_[some])
+                both = (_form(x[0], y[1], self._weights) + _form(x[1], y[0], self._weights.flip(0))) / 2
+            found += both.split(heads, 1)
+        return found
 
     def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
         """Of the mean of both halves, its sampling noise included."""
         both, weights = x.flatten(0, 1), torch.cat(list(self._weights), 1) / 2
         return _form(both, both, torch.stack([weights, weights]))
+
+
+def _beside(quantities: Sequence[Tensor]) -> Float[Tensor, "half prompt head lag query"]:
+    """Several as if they were of more heads."""
+    return quantities[0] if len(quantities) == 1 else torch.cat(list(quantities), 2)
 
 
 def _form(x: Tensor, y: Tensor, weights: Float[Tensor, "side resample prompt"]) -> Float[Tensor, "resample head"]:
@@ -162,31 +201,41 @@ def _form(x: Tensor, y: Tensor, weights: Float[Tensor, "side resample prompt"]) 
     lags = max(x.shape[2], y.shape[2])
     x, y = (v.expand(-1, -1, lags, -1).transpose(0, 1).flatten(2) for v in (x, y))  # [head, prompt, lag * query]
     products = x @ y.transpose(-1, -2) / x.shape[-1]
-    return ((weights[0] @ products) * weights[1]).sum(-1).T.cpu()
+    return ((weights[0] @ products) * weights[1]).sum(-1).T
 
 
 def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:
     """The total of the log form with the queries of one half under each other's labels: what no dependence gives."""
     one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means("logits") - drawn.means("normalizer"))
+    orders = _orders(one.shape[-1], one.device).split(max(1, block_numbers(one.device) // one.numel()))
+    moved = (other[..., some].movedim(2, 0).contiguous() for some in orders)  # [shuffle, head, lag, query]
+    return torch.cat([(one * there).mean((-2, -1)) for there in moved])[None]
+
+
+@lru_cache(maxsize=16)  # as many bands; they are the same in every block
+def _orders(queries: int, device: torch.device) -> Int[Tensor, "shuffle query"]:
+    """Other orders of a band's queries."""
     generator = torch.Generator().manual_seed(0)
-    orders = [torch.randperm(one.shape[-1], generator=generator).to(one.device) for _ in range(SHUFFLES)]
-    return torch.stack([(one * other[..., order]).mean((-2, -1)) for order in orders])[None].cpu()
+    return torch.stack([torch.randperm(queries, generator=generator) for _ in range(SHUFFLES)]).to(device)
 
 
-def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
+def _forms(drawn: _Drawn) -> Named:
     """Every variable of the log form and of the weight form, of one band."""
-    covariance = drawn.covariance
     s, toeplitz, z, with_sink, with_constant, m = (
         drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "with_constant", "of_mask")
     )
     stream = s - (z - with_constant)  # X, and M beside it with the constant sink
     whole, of_mask = s - (z - m), with_constant
-    parts = (s - z, s, m, z - m, stream, of_mask, whole, with_sink - m, with_constant - m, with_sink - with_constant)
-    total, logits, mask, denominator, of_stream, of_terms, of_whole, sink, constant, varying, neither = (
-        covariance(y, y) for y in (*parts, toeplitz)
+    cells = (drawn[name] for name in OF_LAGS[2:])
+    total, logits, of_stream, of_whole, neither, both, only_mask, none, only_residual = drawn.covariances(
+        [s - z, s, stream, whole, toeplitz, *cells]
     )
-    shared, shared_whole = covariance(stream, of_mask), covariance(whole, m)
-    found = {
+    mask, denominator, of_terms, sink, constant, varying = drawn.covariances(
+        [m, z - m, of_mask, with_sink - m, with_constant - m, with_sink - with_constant]
+    )
+    shared, shared_whole = drawn.covariances([stream, whole], [of_mask, m])
+    apart = only_mask - only_residual  # Shapley values: each source's, alone and beside the other
+    return {
         "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
         "log_source": (mask - shared_whole, of_whole - shared_whole, torch.zeros_like(mask)),
         "log_stream": (of_whole,),
@@ -197,9 +246,6 @@ def _forms(drawn: _Drawn) -> dict[str, Float[Tensor, "resample entry head"]]:
         "sink_constant": (constant,),
         "sink_varying": (varying,),
         "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
+        "weight_form": (both, only_mask, only_residual, none),
+        "weight_source": ((both - none + apart) / 2, (both - none - apart) / 2, none),
     }
-    both, only_mask, neither, only_residual = (covariance(x, x) for x in map(drawn.__getitem__, OF_LAGS[2:]))
-    found["weight_form"] = (both, only_mask, only_residual, neither)
-    apart = only_mask - only_residual  # Shapley values: each source's, alone and beside the other
-    found["weight_source"] = ((both - neither + apart) / 2, (both - neither - apart) / 2, neither)
-    return {name: torch.stack(values, 1) for name, values in found.items()}

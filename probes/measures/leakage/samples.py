@@ -1,15 +1,16 @@
 """What leakage needs of attention: a block's logits of all prompts, made Toeplitz in the mean.
 
 All prompts go through one block before the next, a chunk at a time, because means over half of the prompts are subtracted
-from each prompt's logits. Their streams, and queries and keys of one block, wait in files (`probes.run.memory.aside`). A few
-heads of a block are read and sampled together: memory holds their queries and keys, and patterns of a few prompts.
+from each prompt's logits. Their streams, and queries and keys of one block, wait in files, or on a GPU that has room for
+them (`probes.run.memory.aside`). A few heads of a block are read and sampled together: memory holds their queries and keys,
+and patterns of a few prompts; of all of them where a device has memory of its own.
 
 Definitions, names and sources are those of `probes.leakage`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ...errors import InputError
 from ...models.view import Attention, View
-from ...run.memory import aside
+from ...run.memory import CPU_NUMBERS, aside, prompts_at_once
 from ...run.precision import double, total
 from ..attention import normalizers, part_of
 
-TOKENS_AT_ONCE = 2048  # of prompts run through a block together: a chunk
-LOGITS_AT_ONCE = 1 << 21  # of prompts, heads, queries and keys: 8 MiB in float32
+TOKENS_AT_ONCE = 2048  # of prompts run through a block together, a chunk, on a processor
 LEAST_PROMPTS = 4  # two in each half, or no prompt has a deviation of its own
 HELD = ("query", "key", "normalizer")  # what is put aside of a block's attention
 
@@ -53,10 +52,11 @@ class Course:
     def __init__(self, model: View, tokens: Int[Tensor, "prompt position"], folder: Path | None) -> None:
         self._model, self._folder = model, folder
         self._streams, self._held = dict[tuple[int, int], Tensor](), dict[Any, Tensor]()
-        size = max(1, TOKENS_AT_ONCE // tokens.shape[1])
+        length = tokens.shape[1]
+        size = max(1, TOKENS_AT_ONCE // length, prompts_at_once(model, length))
         for half, prompts in enumerate(halves_of(len(tokens))):
             for n, chunk in enumerate(tokens[prompts].split(size)):
-                self._streams[half, n] = aside(torch.cat([model.embed(prompt[None]) for prompt in chunk]), folder)
+                self._streams[half, n] = aside(model.embed(chunk), folder)
         first = model.embed(tokens[:1])
         self._device, self._blocks = first.device, model.trace(first).blocks
 
@@ -113,62 +113,87 @@ class Half:
     moved_constant: Float[Tensor, "prompt head query"]  # logits with a constant mean over the band
 
 
-def sampled(attention: Attention, lag_means: Float[Tensor, "prompt head lag"], band: Band, lags: Sequence[int]) -> Half:
-    """The samples of the attention of a half's prompts; its `lag_means` are those of `lag_means_of`."""
-    first, stop, device = band[0], band[1] + 1, lag_means.device
-    queries, (count, heads) = torch.arange(first, stop), attention.query.shape[:2]
-    size = max(1, LOGITS_AT_ONCE // (heads * len(queries) * stop))
+def sampled(
+    attention: Attention,
+    lag_means: Float[Tensor, "prompt head lag"],
+    band: Band,
+    lags: Int[Tensor, " lag"],
+    numbers: int = CPU_NUMBERS,
+) -> Half:
+    """The samples of the attention of a half's prompts; its `lag_means` are those of `lag_means_of`.
+
+    Nothing here is read by the host, and `lags` lie on the attention's device.
+
+    Args:
+        numbers: logits that are held at once, of prompts, heads, queries and keys.
+    """
+    first, stop, device, place = band[0], band[1] + 1, lag_means.device, attention.query.device
+    queries, (count, heads) = torch.arange(first, stop, device=place), attention.query.shape[:2]
+    size = max(1, numbers // (heads * len(queries) * stop))
     together = [slice(n, n + size) for n in range(0, count, size)]
 
-    def rows(some: slice) -> Float[Tensor, "prompt head query key"]:
+    def made(some: slice) -> Float[Tensor, "prompt head query key"]:
         """Logits of some prompts against keys from 0 on, which a window may hide."""
         block = part_of(attention, prompts=some).logits(first, stop)
         return functional.pad(block, (attention.first_key(first), 0), value=float("-inf"))
 
-    at_lags = (queries - first, queries - torch.tensor(lags)[:, None])
+    whole = made(together[0]) if len(together) == 1 else None  # what fits into one block is made once
+    at_lags = (queries - first, queries - lags[:, None])
     t = lag_means.mean(0)  # [head, lag]
-    mean: Any = sum(total(rows(some), 0) for some in together) / count  # [head, query, key]
-    lagged = torch.cat([double(rows(some)[..., *at_lags]) for some in together])
+    mean: Any = 0  # [head, query, key]
+    lagged: Any = []
+    for some in together:
+        block = made(some) if whole is None else whole
+        mean = mean + total(block, 0)
+        lagged.append(double(block[..., *at_lags]))
+    mean, lagged = mean / count, torch.cat(lagged)
     hidden = torch.isinf(mean[0])
-    distance = (queries[:, None] - torch.arange(stop)).clamp_min(0).to(device)
+    distance = (queries[:, None] - torch.arange(stop, device=place)).clamp_min(0).to(device)
     # A hidden entry stays hidden: minus infinity and a finite shift.
     shift = (t[:, distance] - mean).masked_fill_(hidden, 0)
     # Position 0's mean logit without position in any stream: b t(i) plus a constant, b = 0 or 1, whichever is nearer to it.
     own_t, hides = t[:, first:stop], hidden[:, 0]
-    flat, toeplitz = (_steadied(mean[..., 0], b * own_t, hides).square().sum(-1, keepdim=True) for b in (0, 1))
-    b = (toeplitz < flat).to(t)
-    constant = _steadied(mean[..., 0], b * own_t, hides)
-    by = {"mask": shift[..., 0], "sink": torch.zeros_like(shift[..., 0]), "constant": constant}
+    steady = _steadied(mean[..., 0], torch.stack([torch.zeros_like(own_t), own_t]), hides)
+    flat, toeplitz = steady.square().sum(-1, keepdim=True)
+    b = toeplitz < flat
+    constant = torch.where(b, steady[1], steady[0])
+    # By what is added to the logits on position 0: of the mask alone, their own, with a constant mean.
+    by = torch.stack([shift[..., 0], torch.zeros_like(constant), constant])[:, None]  # [what, one, head, query]
 
-    log_z: dict[str, list[Tensor]] = {name: [] for name in by}
-    patterns: dict[str, Any] = dict.fromkeys(by, 0)  # means over prompts
+    log_z: list[Tensor] = []
+    patterns: list[Any] = [0] * len(by)  # means over prompts
     for some in together:
-        block = rows(some)
-        made = (block + shift.to(block))[..., 1:]
-        rest = made.logsumexp(-1)
+        block = made(some) if whole is None else whole
+        rows = block + shift.to(block)
+        rest = rows[..., 1:].logsumexp(-1)
         if attention.sink is not None:  # a learned logit: one more term, the same for all queries
             rest = torch.logaddexp(rest, attention.sink.to(rest)[:, None])
-        for name, moved in by.items():
-            own = block[..., 0] + moved.to(block)
-            z = torch.logaddexp(rest, own)
-            log_z[name].append(double(z))
-            patterns[name] += total((torch.cat([own[..., None], made], -1) - z[..., None]).exp_(), 0) / count
-    moved_z: dict[str, list[Tensor]] = {name: [] for name in by}
+        own = block[..., 0] + by.to(block)
+        z = torch.logaddexp(rest, own)
+        log_z.append(double(z))
+        for n, (on_first, of_all) in enumerate(zip(own, z, strict=True)):
+            rows[..., 0] = on_first
+            patterns[n] += total((rows - of_all[..., None]).exp_(), 0) / count
+    moved_z: list[Tensor] = []
     for n, some in enumerate(together):
-        block, moved = rows(some), lag_means[some] - t
+        block, moved = made(some) if whole is None else whole, lag_means[some] - t
         away = (block - mean.to(block)).masked_fill_(hidden.to(block.device), 0)
         added = moved.to(block)[..., distance] - away
         constant = _steadied(double(away[..., 0]), b * moved[..., first:stop], hides).to(block)
-        for name, own in {"mask": added[..., 0], "sink": 0 * added[..., 0], "constant": constant}.items():
-            weights = patterns[name].to(block)
-            through = (weights[..., 1:] * added[..., 1:]).sum(-1) + weights[..., 0] * own
-            moved_z[name].append(log_z[name][n] + double(through))
+        through: list[Tensor] = []
+        for pattern, own in zip(patterns, (added[..., 0], 0 * constant, constant), strict=True):
+            weights = pattern.to(block)
+            through.append((weights[..., 1:] * added[..., 1:]).sum(-1) + weights[..., 0] * own)
+        moved_z.append(log_z[n] + double(torch.stack(through)))
+    moved_mask, moved_sink, moved_constant = torch.cat(moved_z, 1)
     return Half(
-        shift=t[:, torch.tensor(lags, device=device), None] - lagged.mean(0),
+        shift=t[:, lags.to(device), None] - lagged.mean(0),
         logits=lagged,
         normalizer=double(normalizers(attention)[..., first:stop]),
-        of_mask=torch.cat(log_z["mask"]),
-        **{f"moved_{name}": torch.cat(parts) for name, parts in moved_z.items()},
+        of_mask=torch.cat([z[0] for z in log_z]),
+        moved_mask=moved_mask,
+        moved_sink=moved_sink,
+        moved_constant=moved_constant,
     )
 
 
@@ -183,26 +208,22 @@ def _steadied(
     return (away.sum(-1, keepdim=True) / (~hidden).sum().clamp_min(1) - away).masked_fill(hidden, 0)
 
 
-def lag_means_of(attention: Attention) -> Float[Tensor, "prompt head lag"]:
+def lag_means_of(attention: Attention, numbers: int = CPU_NUMBERS) -> Float[Tensor, "prompt head lag"]:
     """Each prompt's mean logit over all queries and keys other than 0, for every lag below T; `t(lag)` is their mean.
 
-    The longest lags have one pair or none; those without any take the last one that has.
+    The longest lags have one pair or none; those without any take the last one that has. `numbers` as in `sampled`.
     """
     count, heads, length, _ = attention.query.shape
-    size, means = max(1, LOGITS_AT_ONCE // (heads * length**2)), []
+    size, means = max(1, numbers // (heads * length**2)), []
     for n in range(0, count, size):
         block = part_of(attention, prompts=slice(n, n + size)).logits()  # [prompt, head, query, key]
         seen = torch.isfinite(block[0, 0])
         seen[:, 0] = False
         pairs_of_lag = _diagonal_sums(double(seen))
-        if not pairs_of_lag.any():
-            raise InputError(
-                "attention scores are not finite; check the model's weights, or use dtype float32 or float64"
-            )
         of_lags = _diagonal_sums(double(block.masked_fill_(~seen, 0))) / pairs_of_lag.clamp_min(1)
-        longest = int(pairs_of_lag.nonzero().max())
-        of_lags[..., longest + 1 :] = of_lags[..., longest : longest + 1]
-        means.append(of_lags)
+        every = torch.arange(length, device=of_lags.device)
+        longest = torch.where(pairs_of_lag > 0, every, 0).amax()
+        means.append(of_lags[..., torch.minimum(every, longest)])
     return torch.cat(means)
 
 
