@@ -89,6 +89,23 @@ def test_leakage_takes_block_after_block_what_one_pass_gives(name, backend, monk
     assert hooks_of(seen._model) == before
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "width"), [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 256), (torch.float16, 24)]
+)
+@pytest.mark.parametrize(("length", "window"), [(1, None), (130, None), (700, 100), (333, 1)])
+def test_column_sums_of_the_kernel_are_those_of_the_blocks(dtype, width, length, window, monkeypatch):
+    pytest.importorskip("triton")
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, length, width, generator=random).to("cuda", dtype) for _ in range(3))
+    given = Attention(query, key, value, 3 / width, None, window)
+    total, over = column_statistics(given, 0.2)
+    monkeypatch.setattr("probes.measures.attention.find_spec", lambda name: None)
+    expected, counted = column_statistics(given, 0.2)
+    same(total, expected, 1e-5)  # of sums of up to 700 weights in float32, in another order
+    assert (over - counted).abs().sum() <= 2  # a weight may lie on the threshold but for rounding
+
+
 @pytest.mark.parametrize(("name", "backend"), SOME)
 def test_every_block_is_seen_once_and_nothing_is_left(name, backend):
     model = families.model(name, dtype=torch.float64)

@@ -120,6 +120,9 @@ def test_a_view_is_its_caller_s_model_as_it_is_when_a_measurement_begins(bridged
     )  # through views of it, too
     handle.remove()
     assert probe(seen).equals(plain)
+    decoder = seen._decoder  # pyright: ignore[reportAttributeAccessIssue]
+    assert probe(seen).equals(plain)
+    assert bridged or seen._decoder is decoder  # pyright: ignore[reportAttributeAccessIssue]  # nothing changed, no copy
     before = seen.identity.weights, probe(wide)
     if bridged:
         with torch.no_grad():

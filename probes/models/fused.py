@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 
 from ..errors import InputError
 from ..run.memory import block_numbers, parts
@@ -82,13 +83,18 @@ def _kernel(attention: Attention, normalizer: bool) -> tuple[Tensor, Tensor | No
 
 
 def _cuda_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    if half and torch.backends.cuda.flash_sdp_enabled() and query.shape[-1] <= 256:
+    """By the kernel that PyTorch chooses for these tensors on this card."""
+    kernels: Any = torch
+    chosen = SDPBackend(kernels._fused_sdp_choice(query, key, value, None, 0.0, True, scale=scale))
+    if chosen is SDPBackend.CUDNN_ATTENTION:
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+        found = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
+    elif chosen is SDPBackend.FLASH_ATTENTION:
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=scale)
     else:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         found = efficient(query, key, value, None, True, 0.0, True, scale=scale)
-    return found[0], found[1][..., : query.shape[-2]]
+    return found[0], found[1].flatten(2)[..., : query.shape[-2]]
 
 
 def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:

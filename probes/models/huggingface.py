@@ -38,7 +38,7 @@ from .fused import Listening, attend, check_told
 from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
-from .structure import moved, structure
+from .structure import Contents, moved, structure
 from .view import Edit, Identity, Parts, Trace, Watched, never_fired
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
@@ -94,11 +94,13 @@ class HuggingFaceView(Watched):
         self._described = Described(**described)
         self._identified: tuple[Any, Any, Identity] | None = None
         self.caller: Any = None  # the model that the view follows: every measurement begins with it as it is then
+        self._contents: Contents | None = None  # what it was made of when it was last taken
         self._wrap(model)
 
     def renew(self) -> None:
         """Take the caller's model as it is now."""
-        if self.caller is not None:
+        if self.caller is not None and (self._contents is None or not self._contents.still(self.caller)):
+            self._contents = Contents(self.caller)
             self._wrap(self.caller)
 
     def _wrap(self, model: Any) -> None:

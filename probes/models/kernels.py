@@ -53,13 +53,13 @@ def columns(
     row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
     features, tile = tl.arange(0, WIDTH), tl.arange(0, TILE)
     j, inside, at = first + tile, features < channels, row * length * channels
-    places = at + j[None, :] * channels + features[:, None]
-    keys = tl.load(key + places, mask=(j < length)[None, :] & inside[:, None], other=0.0)
+    of_keys = at + j[None, :] * channels + features[:, None]
+    keys = tl.load(key + of_keys, mask=(j < length)[None, :] & inside[:, None], other=0.0)
     sums, counts = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
     for start in range(first, tl.minimum(length, first + TILE - 1 + window), TILE):
         i = start + tile
-        places = at + i[:, None] * channels + features[None, :]
-        queries = tl.load(query + places, mask=(i < length)[:, None] & inside[None, :], other=0.0)
+        of_queries = at + i[:, None] * channels + features[None, :]
+        queries = tl.load(query + of_queries, mask=(i < length)[:, None] & inside[None, :], other=0.0)
         z = tl.load(log_z + row * length + i, mask=i < length, other=float("inf"))
         logits = tl.dot(queries, keys, input_precision="ieee") * scale - z[:, None]
         seen = (j[None, :] <= i[:, None]) & (i[:, None] - j[None, :] < window)

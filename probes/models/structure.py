@@ -12,6 +12,7 @@ import copy
 import functools
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from operator import is_
 from types import MethodType
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
+NESTED = (*CONTAINERS, tuple)
 KNOWN = ("torch", "transformers")  # packages whose modules a family's blocks are made of
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # tensors that are their numbers and no more
 FLAGS = (bool, int, float, str, type(None))  # what may be noted on such a tensor
@@ -67,6 +69,55 @@ def moved(device: torch.device, dtype: torch.dtype, tensor: Tensor) -> Tensor:
     return nn.Parameter(there, requires_grad=tensor.requires_grad)
 
 
+class Contents:
+    """What a model was made of when it was copied, which tells whether another copy would be the same.
+
+    A copy of two dozen blocks takes longer than a pass on a GPU. Where modules of other packages, accelerate's hooks,
+    partial functions or tensors of inference mode stand in the model, nothing counts as the same.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._objects, self._configs = _objects(root)
+        known = all(type(module).__module__.partition(".")[0] in KNOWN for module in root.modules())
+        unclear = (ModelHook, functools.partial)
+        clear = not any(isinstance(x, unclear) or (isinstance(x, Tensor) and x.is_inference()) for x in self._objects)
+        self._known = known and clear
+        self._fields = [copy.deepcopy(vars(config)) for config in self._configs]
+
+    def still(self, root: nn.Module) -> bool:
+        """Whether modules, what they keep, their hooks and configurations are those of then."""
+        objects, configs = _objects(root) if self._known else ([], [])
+        same = self._known and len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
+        return same and all(vars(now) == then for now, then in zip(configs, self._fields, strict=True))
+
+
+def _objects(root: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Everything on a model's modules and in their containers, in one order, and the configurations among it."""
+    found, configs, seen, waiting = list[Any](), list[Any](), set[int](), list[Any]([root])
+    while waiting:
+        whole = waiting.pop()
+        if id(whole) in seen:
+            continue
+        seen.add(id(whole))
+        if _is_configuration(type(whole)):
+            configs.append(whole)
+            continue
+        fields = vars(whole) if isinstance(whole, nn.Module) else whole
+        values = list(fields.values() if isinstance(fields, dict) else fields)
+        found += fields
+        found += values
+        waiting += (
+            x for x in values if (type(x) in NESTED and x) or isinstance(x, nn.Module) or _is_configuration(type(x))
+        )
+    return found, configs
+
+
+@functools.cache
+def _is_configuration(kind: type) -> bool:
+    """Whether it is transformers'."""
+    return getattr(kind, "model_type", None) is not None and hasattr(kind, "to_dict")
+
+
 class _Copy:
     """What was copied already, by id; the originals are kept, so that no id is used twice."""
 
@@ -84,7 +135,7 @@ class _Copy:
             return self._module(x)
         if kind in CONTAINERS:
             return self._container(x)
-        if getattr(kind, "model_type", None) is not None and hasattr(x, "to_dict"):  # transformers' configuration
+        if _is_configuration(kind):
             return self._keep(x, copy.deepcopy(x))
         if isinstance(x, nn.Parameter):  # accelerate makes new "meta" parameters in every pass: the copy has its own
             return self._keep(x, copy.deepcopy(x)) if x.is_meta else self._stored(x)
@@ -117,7 +168,7 @@ class _Copy:
         return made
 
     def _container(self, x: Any) -> Any:
-        made = self._keep(x, copy.copy(x))
+        made = self._keep(x, x.copy())
         if isinstance(x, dict):
             made.update({key: self.of(y) for key, y in x.items()})
         elif not isinstance(x, set):

@@ -19,6 +19,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -325,6 +326,7 @@ def by_name(results: xr.Dataset | Mapping[str, xr.Dataset]) -> dict[str, xr.Data
     return {Path(name).name or name: results}
 
 
+@cache
 def _version(distribution: str) -> str:
     try:
         return metadata.version(distribution)

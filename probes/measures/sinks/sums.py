@@ -97,14 +97,14 @@ class Sums:
             ends = np.cumsum([len(together[number]) for number in numbers])[:-1]
             parts = {name: np.split(x, ends) for name, x in found.items()}
             return [
-                {name: x[n] if name in self.by_prompt else x[n].sum(0, keepdims=True) for name, x in parts.items()}
+                {name: x[n] if name in self.by_prompt else _sum(x[n])[None] for name, x in parts.items()}
                 for n in range(len(numbers))
             ]
 
         count = max(1, at_once() // len(together[0]))
         pieces = store.together("sinks", len(together), lambda numbers: retry(lambda: of_groups(numbers)), count)
         found = _joined(list(pieces))
-        sums = {name: found.pop(name).sum(0) for name in [*found] if name not in self.by_prompt}
+        sums = {name: _sum(found.pop(name)) for name in [*found] if name not in self.by_prompt}
         rate, over = sums.pop("sinks") / (self.prompts * self.spec.heads), sums.pop("over") / self.prompts
         with np.errstate(invalid="ignore"):  # a head that writes nothing
             reads = np.sqrt(sums.pop("own") / sums.pop("whole"))
@@ -232,7 +232,12 @@ def _side_by_side(attentions: list[Attention]) -> Attention:
 
 
 def _joined(parts: Sequence[Piece]) -> Piece:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _sum(x: np.ndarray) -> np.ndarray:
+    """Over prompts; of a single one, whose arrays of all keys may be large, no copy."""
+    return x[0] if len(x) == 1 else x.sum(0)
 
 
 def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
