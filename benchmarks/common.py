@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from probes.run.hardware import processor
+from probes.run.hardware import hardware, processor
 
 torch.set_num_threads(1)  # quotable on any machine; a process's CPU time is then that of the work alone
 MIB = 1 << 20
@@ -107,19 +107,26 @@ def random_tokens(length: int) -> Tensor:
     return torch.randint(VOCABULARY, (1, length), generator=torch.Generator().manual_seed(1))
 
 
-def section(title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def section(
+    title: str,
+    text: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    device: str = "cpu",
+) -> str:
     """A section of the page: heading, command and machine, what was measured, table."""
     script, *words = sys.argv
     command = shlex.join(["python", f"benchmarks/{Path(script).name}", *words])
     body = [columns, ["---"] * len(columns), *rows]
     table = [f"| {' | '.join(map(str, cells))} |" for cells in body]
-    return "\n".join([f"## {title}", "", f"`{command}`: {machine()}.", "", text, "", *table])
+    return "\n".join([f"## {title}", "", f"`{command}`: {machine(device)}.", "", text, "", *table])
 
 
-def machine() -> str:
+def machine(device: str) -> str:
     """Where and when it is measured, and with what code."""
     asked: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
     commit = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], **asked).stdout.strip()
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "transformer-lens"))
     date = f"{datetime.now(UTC):%Y-%m-%d}"
-    return f"{processor()}, one thread; {versions}; {date}, commit {commit or 'unknown'}"
+    where = f"{processor()}, one thread" if device == "cpu" else hardware(torch.device(device))
+    return f"{where}; {versions}; {date}, commit {commit or 'unknown'}"

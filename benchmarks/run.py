@@ -12,12 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from common import parser
 
-SCRIPTS = ("jacobian", "sinks", "toys", "costs")
+SCRIPTS = ("jacobian", "sinks", "toys", "costs", "gpu")
 HEAD = (
     "# Benchmarks\n\nContenders take turns and are compared round by round: medians, with quartiles in parentheses. The "
-    "machine is shared, so that seconds hold for it and for that hour. Quote ratios. Not measured on GPU."
+    "machine is shared, so that seconds hold for it and for that hour. Quote ratios."
 )
 
 
@@ -35,7 +36,8 @@ def merged(page: str, section: str) -> str:
 def main() -> None:
     """Run the scripts; the exit code is 1 where one fails."""
     options = parser(__doc__)
-    options.add_argument("--only", type=lambda names: names.split(","), default=SCRIPTS, help=",".join(SCRIPTS))
+    here = [name for name in SCRIPTS if name != "gpu" or torch.cuda.is_available()]
+    options.add_argument("--only", type=lambda names: names.split(","), default=here, help=",".join(SCRIPTS))
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     if unknown := set(given.only) - set(SCRIPTS):
