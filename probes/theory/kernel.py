@@ -208,9 +208,9 @@ def second_moment(
                     f"block {layer} of '{model.identity.name}' does not do what its parts say; the theory needs its parts"
                 )
             moments = MeasuredBlock(block, trace.residual[layer + 1][0], attention, score_path).down(moments)
-            found[layer] = moments.gram.diagonal().clamp_min(0).sqrt().cpu()
+            found[layer] = moments.gram.diagonal().clamp_min(0).sqrt()
             report()
-        profile = torch.stack([found[layer] for layer in layers])
+        profile = torch.stack([found[layer] for layer in layers]).cpu()
         return {"profile": (profile.float() if profile.dtype == torch.bfloat16 else profile).numpy()}
 
     by_prompt = (pieces or Store()).each("second moment", len(tokens), lambda n: retry(lambda: predicted(n)))

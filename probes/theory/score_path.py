@@ -14,17 +14,17 @@ Z_i. Causal patterns halve the first two: queries are taken in bands, and keys t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..models.linear import LinearizedBlock, Normalized, rotate
-from ..run.memory import share_of
+from ..run.memory import block_numbers, own_memory, share_of
 from ..run.precision import double
 
-QUERIES = 64  # in a band: shorter ones make matrix products slow, longer ones have more keys that a query does not see
+# Queries in a band: shorter ones make matrix products slow, longer ones have more keys that a query does not see. On a
+# device with memory of its own, where few and large operations count, a band is as long as a block's numbers allow.
+QUERIES = 64
 RIDGE = 1e-12  # of a Gram matrix's mean diagonal, in double: lets a root of one without full rank be taken
 
 
@@ -64,6 +64,7 @@ class ScorePath:
         q, k = (double(w).unflatten(0, (-1, width)) for w in (q, k))  # [heads, c, d]
         self.query_root = roots(q @ q.mT).to(out) * block.parts.scale
         self.key_gram = (k @ k.mT).to(out)
+        self.bands = self._bands()
 
     def metric(self, own: int) -> Float[Tensor, "position pairs"]:
         """R_j P_j W_K W_K^T P_j R_j^T of a key head, every pair of components."""
@@ -85,7 +86,7 @@ class ScorePath:
         along, gram, radial = self.along[head], self.gram[:, None], self.radial[:, None]
         rooted, centre = value @ root, mixed @ root  # L^T v_j, L^T o_i
         pairs, total = (rooted[:, :, None] * key[:, None]).flatten(1), torch.zeros_like(self.gram)
-        for rows, keys in self._bands():
+        for rows, keys in self.bands:
             seen, squares = pattern[rows, keys], (query[rows, :, None] * query[rows, None]).flatten(1)
             lean = along[rows] @ value[keys].T - torch.linalg.vecdot(along[rows], mixed[rows])[:, None]  # a_ij
             felt = centre[rows].pow(2).sum(1)[:, None] - 2 * centre[rows] @ rooted[keys].T + rooted[keys].pow(2).sum(1)
@@ -98,13 +99,15 @@ class ScorePath:
             total[rows] += self.gram[rows] * both[:-1].sum(0) + (self.radial - self.gram)[rows] * both[-1]
         return total
 
-    def _bands(self) -> Iterator[tuple[slice, slice]]:
+    def _bands(self) -> list[tuple[slice, slice]]:
         """(queries, the keys that any of them can see), without those that nothing comes down to: at the top all but one."""
-        length, window, size = len(self.gram), self.block.parts.window, share_of(QUERIES)
-        for start in range(0, length, size):
-            rows = slice(start, min(start + size, length))
-            if self.gram[rows].any() or self.radial[rows].any():
-                yield rows, slice(0 if window is None else max(0, start - window + 1), rows.stop)
+        length, window, device, queries = len(self.gram), self.block.parts.window, self.gram.device, QUERIES
+        if own_memory(device) is not None:
+            queries = max(QUERIES, block_numbers(device) // (self.out_root.shape[-1] ** 2 + length))
+        reached = ((self.gram != 0) | (self.radial != 0)).tolist()  # read once, for all heads
+        rows = [slice(start, min(start + share_of(queries), length)) for start in range(0, length, share_of(queries))]
+        reach = length if window is None else window - 1
+        return [(some, slice(max(0, some.start - reach), some.stop)) for some in rows if any(reached[some])]
 
     def _pulled(self, x: Float[Tensor, "n rows c"], head: int, rows: slice) -> Float[Tensor, "n rows c"]:
         """Z_i^T on the last axis."""
