@@ -17,7 +17,7 @@ import probes
 from probes.data.recall import Maker, Rung, read_template
 from probes.measures.retrieval import retrieval, scores
 from probes.measures.retrieval.numbers import shape
-from probes.models.behind import Asked, Row, behind, continues
+from probes.models.behind import Asked, Row, behind, continues, log_p, padded
 from probes.models.view import View
 
 SMALL: dict[str, Any] = {"pairs": 9, "keys": "apart", "digits": 3, "contexts": 4}
@@ -71,14 +71,14 @@ def test_questions_together_score_as_one_pass_each(name, monkeypatch):
     plain = [one_by_one(model, context, one) for one in asked]
     for numbers in (1, 1 << 30):  # a row at a time, and all at once
         monkeypatch.setattr("probes.measures.retrieval.NUMBERS_AT_ONCE", numbers)
-        log_p, greedy = scores(model, context, asked)
-        np.testing.assert_allclose(log_p, [log_p for (log_p,), _ in plain], rtol=0, atol=1e-9)
+        (found,), (greedy,) = scores(model, [context], [asked])
+        np.testing.assert_allclose(found, [log_p for (log_p,), _ in plain], rtol=0, atol=1e-9)
         assert greedy.astype(bool).tolist() == [said for _, said in plain]
         assert greedy[-1]
     row = Row(Asked(asked[0].question, answers[:4]))  # several answers to one question
-    streams = behind(model, model.embed(torch.tensor([context])))(*(one[None] for one in row.padded(len(row.tokens))))
+    streams = behind(model, model.embed(torch.tensor([context])))(*padded([row]))
     expected = one_by_one(model, context, row.asked)[0]
-    np.testing.assert_allclose(row.log_p(model, streams[0])[0].detach(), expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(log_p(model, [row], streams)[0][0].detach(), expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("template", ["sentences", "json"])

@@ -101,7 +101,7 @@ class Edited:
     ) -> Float[Tensor, "batch position d"]:
         return self.original.residual(embeddings, edits=[*self.edits(embeddings), *edits])
 
-    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+    def behind(self, embeddings: Float[Tensor, "context position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
         assert continues(self.original)
         return self.original.behind(embeddings, edits=[*self.edits(embeddings), *edits])

@@ -250,12 +250,12 @@ class HuggingFaceView(Watched):
         cos, sin = (part[0].to(stream) for part in pair)  # OLMo's are in float32
         return (torch.cat([cos] * 2, -1), torch.cat([sin] * 2, -1)) if self._family.planes else (cos, sin)
 
-    def behind(self, embeddings: Float[Tensor, "1 position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
+    def behind(self, embeddings: Float[Tensor, "context position d"], *, edits: Sequence[Edit] = ()) -> Continuation:
         """As `Continues`."""
         kept: dict[tuple[str, int], Tensor] = {}
 
         def keep(site: str, layer: int, tensor: Tensor) -> Tensor:
-            kept[site, layer] = tensor[0]
+            kept[site, layer] = tensor
             return tensor
 
         layers = range(self.spec.blocks)

@@ -12,7 +12,8 @@ value's probability over contexts, the first 5 % of the pairs and the last pair 
 model that recalls everything says as little about depth as one that recalls nothing: choose `pairs`, `keys` and `digits` so
 that it recalls a part.
 
-**Cost.** A context runs once. All questions and answers run behind its keys and values (`probes.models.behind`), each a row.
+**Cost.** A context runs once, on a GPU together with others. All questions and answers run behind its keys and values
+(`probes.models.behind`), each a row.
 The naive way, a pass over the whole text for each question, is what views do that cannot continue a context
 (`docs/probes/retrieval.md` has both costs).
 
@@ -29,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xarray as xr
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -38,7 +40,7 @@ from ...data.prompts import FirstToken, parse_first, prompts
 from ...data.recall import Couple, Keys, Maker, Rung, read_template
 from ...errors import InputError
 from ...measure import Headline, Measure
-from ...models.behind import Asked, Row, behind
+from ...models.behind import Asked, Row, behind, log_p, padded
 from ...models.checks import not_finite
 from ...models.initialization import CONFIG, Rule
 from ...models.load import takes_model
@@ -48,7 +50,7 @@ from ...results.dataset import Variable, dataset, labelled, options_of, provenan
 from ...results.statistics import couples, jackknife
 from ...results.tables import Table, interval
 from ...results.ushape import SHORTEST
-from ...run.memory import Retry, parts
+from ...run.memory import Retry, block_numbers, parts, prompts_at_once
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Store
 from ..jacobian import of_curve, trough
@@ -57,7 +59,8 @@ from .numbers import SHOWN, Recall, by_depth, shape, statements
 
 CONTEXTS, CANDIDATES = 100, 36
 LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "mechanism_depths": 2, "candidates": 2, "profile_prompts": 0}
-NUMBERS_AT_ONCE = 1 << 25  # logits or attention weights of the rows that run together: 128 MiB in float32
+# Logits or attention weights of the rows that run together: 128 MiB in float32, or a block of a device's own memory.
+NUMBERS_AT_ONCE = 1 << 25
 BY_DEPTH = ("context", "depth")
 VARIABLES = {
     "log_p": Variable(BY_DEPTH, "log probability of the value", "nat"),
@@ -132,7 +135,11 @@ def retrieval(
     report = Tally(progress, contexts * pairs + mechanism * mechanisms.cost(len(chosen)))
     retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
 
-    by_couple = pieces.each("contexts", contexts // 2, lambda n: retry(lambda: answered(model, couple(n), report)))
+    def several(numbers: Sequence[int]) -> Sequence[Piece]:
+        return retry(lambda: answered(model, [couple(n) for n in numbers], report))
+
+    at_once = max(1, _at_once(model, *_asked(couple(0), 0)) // 2)
+    by_couple = pieces.together("contexts", contexts // 2, several, at_once)
     values = {name: by_couple.stacked(name).reshape(contexts, -1) for name in MEASURED}
     if mechanism:
         text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed) if profile_prompts else None
@@ -172,36 +179,57 @@ def check(given: Mapping[str, Any]) -> None:
             raise InputError(f"{name}={given[name]} does nothing without mechanism; give mechanism=24, or leave it out")
 
 
-def answered(model: View, couple: Couple, report: Tally) -> Piece:
-    """Both contexts of a couple, [context, depth]: behind each run its own questions and, as controls, the other's."""
-    count = len(couple.starts)
-    found = {name: np.zeros((2, count)) for name in MEASURED}
-    for side in (0, 1):
-        pairs = [pair for n in (side, 1 - side) for pair in zip(couple.questions[n], couple.answers[n], strict=True)]
-        log_p, greedy = scores(model, couple.contexts[side], [Asked(question, (answer,)) for question, answer in pairs])
-        found["log_p"][side], found["control"][1 - side] = log_p[:count], log_p[count:]
-        found["exact"][side] = greedy[:count]
-        report(count)
-    return found
+def answered(model: View, couples: Sequence[Couple], report: Tally) -> list[Piece]:
+    """Both contexts of each couple, [context, depth]: behind each run its own questions and, as controls, the other's."""
+    sides = [_asked(couple, side) for couple in couples for side in (0, 1)]
+    count, start, found = len(couples[0].starts), 0, list[np.ndarray]()
+    while start < len(sides):
+        some = sides[start : start + _at_once(model, *sides[0])]
+        found.append(np.stack(scores(model, *zip(*some, strict=True))))
+        start += len(some)
+        report(count * len(some))
+    log_p, greedy = np.concatenate(found, 1).reshape(2, len(couples), 2, -1)  # [couple, side, question]
+    made = zip(log_p, greedy, strict=True)
+    return [{"log_p": p[:, :count], "control": p[::-1, count:], "exact": said[:, :count]} for p, said in made]
+
+
+def _asked(couple: Couple, side: int) -> tuple[tuple[int, ...], list[Asked]]:
+    """A context, its questions and, as controls, those of the other one."""
+    pairs = [pair for n in (side, 1 - side) for pair in zip(couple.questions[n], couple.answers[n], strict=True)]
+    return couple.contexts[side], [Asked(question, (answer,)) for question, answer in pairs]
+
+
+def _of_row(model: View, context: Sequence[int], asked: Sequence[Asked]) -> int:
+    """Numbers of the largest tensor, by row."""
+    widest = max(len(one.question) + len(one.answers[0]) - 1 for one in asked)
+    return widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
+
+
+def _at_once(model: View, context: Sequence[int], asked: Sequence[Asked]) -> int:
+    """How many contexts go through the model together."""
+    return prompts_at_once(model, len(context), len(asked) * _of_row(model, context, asked))
 
 
 @torch.no_grad()
-def scores(model: View, context: Sequence[int], asked: Sequence[Asked]) -> tuple[np.ndarray, np.ndarray]:
-    """For every question its first answer's log probability, and whether that is what a greedy reader says."""
-    run = behind(model, model.embed(torch.tensor([list(context)])))
-    rows = [Row(one) for one in asked]
-    widest = max(len(row.tokens) for row in rows)
-    numbers = widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
-    at_once = max(1, NUMBERS_AT_ONCE // (parts() * numbers))
-    log_p, greedy = np.zeros(len(rows)), np.zeros(len(rows))
-    for start in range(0, len(rows), at_once):
-        some = rows[start : start + at_once]
-        padded = [row.padded(max(len(row.tokens) for row in some)) for row in some]
-        streams = run(*(torch.stack(tensors) for tensors in zip(*padded, strict=True)))
-        for n, (row, stream) in enumerate(zip(some, streams, strict=True), start):
-            values, greedy[n] = row.log_p(model, stream)
-            log_p[n] = float(values[0])
-    return log_p, greedy
+def scores(
+    model: View, contexts: Sequence[Sequence[int]], asked: Sequence[Sequence[Asked]]
+) -> tuple[Float[np.ndarray, "context question"], Float[np.ndarray, "context question"]]:
+    """For every question its first answer's log probability, and whether that is what a greedy reader says.
+
+    Contexts have one length, and as many questions each.
+    """
+    run = behind(model, model.embed(torch.tensor([list(context) for context in contexts])))
+    numbers = len(contexts) * _of_row(model, contexts[0], [one for some in asked for one in some])
+    at_once = max(1, max(NUMBERS_AT_ONCE, block_numbers(model.device)) // (parts() * numbers))
+    found = []
+    for start in range(0, len(asked[0]), at_once):
+        rows = [Row(one) for some in asked for one in some[start : start + at_once]]
+        values, greedy = (
+            each[:, 0].unflatten(0, (len(contexts), -1)) for each in log_p(model, rows, run(*padded(rows)))
+        )
+        found.append(torch.stack([values, greedy.to(values)]))
+    values, greedy = torch.cat(found, -1).cpu().numpy()
+    return values, greedy
 
 
 # ----------------------------------------------------------------------------------------------------- what is reported

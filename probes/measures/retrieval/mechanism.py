@@ -42,7 +42,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...data.recall import Couple
-from ...models.behind import Asked, Row, behind
+from ...models.behind import Asked, Row, behind, log_p, padded
 from ...models.checks import not_finite
 from ...models.initialization import Rule
 from ...models.view import Edit, View
@@ -90,18 +90,17 @@ class Differentiable:
     def __init__(self, model: View, context: Sequence[int], edits: Sequence[Edit] = ()) -> None:
         self.model = model
         self.x = model.embed(torch.tensor([list(context)])).detach().requires_grad_()
-        self.unit = float(double(self.x.detach()[0, 1:]).pow(2).mean().sqrt())
+        self.unit = double(self.x.detach()[0, 1:]).pow(2).mean().sqrt()
         self._run = behind(model, self.x, edits=edits)
 
     def streams(self, *rows: Row) -> Float[Tensor, "row token d"]:
         """The stream after the last block at the tokens of rows of one length."""
-        padded = zip(*(row.padded(len(row.tokens)) for row in rows), strict=True)
-        return self._run(*(torch.stack(tensors) for tensors in padded))
+        return self._run(*padded(rows))
 
     def odds(self, row: Row, streams: Float[Tensor, "token d"]) -> Float[Tensor, ""]:
         """Log odds of the row's first answer against the others."""
-        log_p, _ = row.log_p(self.model, streams)
-        return log_p[0] - log_p[1:].logsumexp(0)
+        values = log_p(self.model, [row], streams[None])[0][0]
+        return values[0] - values[1:].logsumexp(0)
 
     def gradient(self, of: Float[Tensor, ""]) -> Float[Tensor, "position d"]:
         """Of a number by the embeddings, per relative change of them."""
