@@ -20,7 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..run.precision import double
+from ..run.memory import batches
+from ..run.precision import double, precise
 from .checks import check_tokens
 from .edited import Change, Edited
 from .fused import query_blocks
@@ -89,13 +90,14 @@ def _outputs(model: View, layers: Any, reference: Tensor | None, how: How) -> di
         return {}
     sums: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
-    def add(layer: int, output: Float[Tensor, "one head position c"]) -> Tensor:
-        sums[layer].append(double(torch.stack([output[0, :, 0], output[0, :, 1:].mean(1)])))
+    def add(layer: int, output: Float[Tensor, "row head position c"]) -> Tensor:
+        sums[layer].append(double(torch.stack([output[:, :, 0], output[:, :, 1:].mean(2)], 1)))
         return output
 
-    for row in reference:
-        model.residual(model.embed(row[None]), edits=[Edit("output", layer, partial(add, layer)) for layer in sums])
-    return {layer: torch.stack(found).mean(0)[:, :, None] for layer, found in sums.items()}
+    edits = [Edit("output", layer, partial(add, layer)) for layer in sums]
+    for some in batches(range(len(reference)), model, reference.shape[1]):
+        model.residual(model.embed(reference[some]), edits=edits)
+    return {layer: torch.cat(found).mean(0)[:, :, None] for layer, found in sums.items()}
 
 
 def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch head position c"]) -> Tensor:
@@ -172,34 +174,34 @@ def reweighed(
     return Edited(model, Change(f"{how} from block {layer}", edits, prepared))
 
 
-def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Tensor, ...]]:
+def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any, ...]]:
     """Of every head [H, 1, 1], by block, over the queries from 1 on: the mean of s_i0.
 
     For "held-log-z", the slope of log Z_i by log(1 + i), and the mean of log(1 + i).
     """
     sums: dict[int, list[Tensor]] = {}
     x = torch.arange(1, reference.shape[1], dtype=torch.float64).log1p()  # log Z_i grows with the number of keys, 1 + i
+    middle, centred = float(x.mean()), (x - x.mean()).to(precise(model.device))
 
     def watch(layer: int, attention: Attention) -> None:
         rows = []
         for start, stop in query_blocks(attention):
             logits, log_z = attention.weighed(start, stop)
             first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
-            rows.append((log_z if how == "held-log-z" else first)[0, :, :, 0])
-        every = double(torch.cat(rows, 1)[:, 1:])
+            rows.append((log_z if how == "held-log-z" else first)[..., 0])
+        every = double(torch.cat(rows, 2)[..., 1:])  # [prompt, H, query]
         if how == "held-log-z":
-            centred = (x - x.mean()).to(every)
             mean = (every @ centred) / centred.square().sum().clamp_min(TINY)
         else:
             seen = torch.isfinite(every)  # behind a window nobody sees key 0
-            mean = every.where(seen, 0).sum(1) / seen.sum(1).clamp_min(1)
+            mean = every.where(seen, 0).sum(-1) / seen.sum(-1).clamp_min(1)
         sums.setdefault(layer, []).append(mean)
 
     with model.watching(watch):
-        for row in reference:
-            model.residual(model.embed(row[None]))
-    means = {layer: torch.stack(found).mean(0)[:, None, None] for layer, found in sums.items()}
-    return {layer: (mean, x.mean()) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
+        for some in batches(range(len(reference)), model, reference.shape[1]):
+            model.residual(model.embed(reference[some]))
+    means = {layer: torch.cat(found).mean(0)[:, None, None] for layer, found in sums.items()}
+    return {layer: (mean, middle) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
 
 
 def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +219,7 @@ def _constant_sink(
 
 
 def _held(
-    slope: Tensor, middle: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+    slope: Tensor, middle: float, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
-    trend = slope.to(log_z) * (queries.to(log_z).log1p() - float(middle))
+    trend = slope.to(log_z) * (queries.to(log_z).log1p() - middle)
     return logits, torch.where(queries > 0, log_z - trend, log_z)

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..run.memory import batches
 from ..run.precision import double, precise
 from .ablate import Weights, reweighed
 from .checks import check_id
@@ -43,8 +44,10 @@ class _Other:
         if isinstance(replacement, int):
             self.vector = model.trace(model.embed(torch.tensor([[replacement]]))).residual[layer][0, 0]
         elif replacement == "mean" and layer:
-            streams = (model.trace(model.embed(row[None])).residual[layer][0, 1:] for row in reference)
-            self.vector = torch.stack([double(stream).mean(0) for stream in streams]).mean(0)
+            kept = model.spec.blocks * reference.shape[1] * model.spec.width  # by a trace
+            some = batches(range(len(reference)), model, reference.shape[1], kept)
+            streams = (model.trace(model.embed(reference[own])).residual[layer][:, 1:] for own in some)
+            self.vector = torch.cat([double(stream).mean(1) for stream in streams]).mean(0)
         elif replacement == "mean":
             self.vector = mean_embedding(model)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -104,6 +104,15 @@ def prompts_at_once(model: Any, length: int, beside: int = 0) -> int:
         return 1
     numbers = PROMPT_NUMBERS * model.spec.width * length + beside
     return share_of(max(1, int(PROMPT_SHARE * available(model.device)) // (4 * numbers)))
+
+
+def batches(prompts: Sequence[int], model: Any, length: int, beside: int = 0) -> Iterator[list[int]]:
+    """The prompts of these numbers, as many at a time as go through a model together when it is their turn."""
+    start = 0
+    while start < len(prompts):
+        some = list(prompts[start : start + prompts_at_once(model, length, beside)])
+        yield some
+        start += len(some)
 
 
 def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:

@@ -7,8 +7,8 @@ the stream at position 0 and does not read it. Compared with the model as it is,
 - `effect`: `KL(p_i || p'_i)` of the next token, mean over the queries i >= 1.
 - `loss_change`: change of `-log p` of the token that follows, mean over the queries i >= 1 but the last.
 
-One pass keeps a prompt's streams. The heads of a block are a batch that starts from the stream the block reads and runs the
-blocks from there on. The mean head costs half a pass, and next-token logits at every position.
+One pass keeps a prompt's streams. Heads are a batch that runs through the blocks and grows: each head joins it with the
+stream that its block reads. The mean head costs half a pass, and next-token logits at every position.
 
 Source: science of the measurement, section 9, "Roles of heads at the sink".
 
@@ -28,7 +28,6 @@ Source of this part: [Xiao], arXiv 2309.17453.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -42,12 +41,12 @@ from torch import Tensor
 from ...models.checks import not_finite
 from ...models.evict import evicted, fixed
 from ...models.view import Attention, Edit, View
-from ...run.memory import Retry, share_of
+from ...run.memory import Retry, batches, prompts_at_once, share_of
 from ...run.store import Piece, Store
 from ..attention import columns
 from ..consequences import check_losses, compared, known_mean
 
-ROWS = 4096  # positions of heads in a batch
+ROWS = 4096  # positions of heads in a batch, of a processor's; on a GPU there may be more
 EFFECTS = ("effect", "loss_change")
 
 
@@ -69,11 +68,9 @@ def effects(
         report: hears how many blocks were run.
         pieces: keeps what each prompt gave.
     """
-    by_layer: dict[int, list[int]] = defaultdict(list)
-    for layer, head in heads:
-        by_layer[layer].append(head)
+    ordered = sorted(heads)
     by_prompt = pieces.each(
-        "effect", len(tokens), lambda n: retry(lambda: _of_prompt(model, tokens[n : n + 1], by_layer, report))
+        "effect", len(tokens), lambda n: retry(lambda: _of_prompt(model, tokens[n : n + 1], ordered, report))
     )
     found = {name: by_prompt.stacked(name) for name in EFFECTS}
     if not all(np.isfinite(found["effect"][:, layer, head]).all() for layer, head in heads):
@@ -83,12 +80,15 @@ def effects(
 
 @torch.no_grad()
 def _of_prompt(
-    model: View, tokens: Int[Tensor, "one position"], by_layer: dict[int, list[int]], report: Callable[[int], Any]
+    model: View, tokens: Int[Tensor, "one position"], heads: Sequence[tuple[int, int]], report: Callable[[int], Any]
 ) -> Piece:
-    blocks = model.spec.blocks
+    """Of heads in the order of their blocks."""
+    blocks, length = model.spec.blocks, tokens.shape[1]
     found = {name: np.full((blocks, model.spec.heads), np.nan) for name in EFFECTS}
+    layers, numbers = np.array(heads).T
+    on_device = torch.from_numpy(numbers.copy()).to(model.device)
     terms: dict[int, Tensor] = {}  # `A_i0 v_0` of the queries i >= 1, by block, [H, T, c]
-    removed: list[int] = []  # a head for each row of the batch; while there is none, nothing is removed
+    removed = on_device[:0]  # a head for each of the batch's last rows; while there is none, nothing is removed
 
     def watch(layer: int, attention: Attention) -> None:
         weights = columns(attention, (0,))[0]  # [H, T, 1]
@@ -97,29 +97,34 @@ def _of_prompt(
         terms[layer] = (weights * value.to(weights.dtype)).to(value.dtype)
 
     def without(layer: int, output: Float[Tensor, "row head position c"]) -> Tensor:
-        if removed:
+        if count := len(removed):
             output = output.clone()
-            output[list(range(len(removed))), removed] -= terms[layer][removed]
+            rows = torch.arange(len(output) - count, len(output), device=output.device)
+            output[rows, removed] -= terms[layer][removed]
         return output
 
     with model.watching(watch):
         edits = [Edit("output", layer, partial(without, layer)) for layer in range(blocks)]
         trace = model.trace(model.embed(tokens), edits=edits)
     report(blocks)
-    size = share_of(max(1, ROWS // tokens.shape[1]))
-    for layer, heads in by_layer.items():
-        for start in range(0, len(heads), size):
-            batch = heads[start : start + size]
-            removed.extend(batch)
-            stream = trace.blocks[layer](trace.residual[layer].expand(len(batch), -1, -1))
-            removed.clear()  # from this block alone
-            for block in trace.blocks[layer + 1 :]:
-                stream = block(stream)
-            normed = model.norm(torch.cat([trace.residual[-1], stream]))
-            loss, kl = compared(model, list(normed), tokens[0].roll(-1))  # the last one's loss is left out
-            found["effect"][layer, batch] = kl[1:, 1:].mean(1)
-            found["loss_change"][layer, batch] = known_mean((loss[1:] - loss[0])[:, 1:-1])
-            report(len(batch) * (blocks - layer))
+    start = 0
+    while start < len(heads):
+        size = max(share_of(max(1, ROWS // length)), prompts_at_once(model, length))
+        batch = slice(start, min(start + size, len(heads)))
+        stream = trace.residual[0][:0]
+        for layer in range(layers[batch][0], blocks):
+            own = slice(*np.searchsorted(layers, (layer, layer + 1)).clip(batch.start, batch.stop))
+            if own.start < own.stop:
+                stream = torch.cat([stream, trace.residual[layer].expand(own.stop - own.start, -1, -1)])
+            removed = on_device[own]  # from this block alone
+            stream = trace.blocks[layer](stream)
+        removed = on_device[:0]
+        normed = model.norm(torch.cat([trace.residual[-1], stream]))
+        loss, kl = compared(model, normed, tokens[0].roll(-1))  # the last one's loss is left out
+        found["effect"][layers[batch], numbers[batch]] = kl[1:, 1:].mean(1)
+        found["loss_change"][layers[batch], numbers[batch]] = known_mean((loss[1:] - loss[0])[:, 1:-1])
+        report(int((blocks - layers[batch]).sum()))
+        start = batch.stop
     return found
 
 
@@ -169,16 +174,24 @@ def evictions(
     rows = list(dict.fromkeys([None, *places.values()]))
     views = [model if kept is None else evicted(model, kept[0], kept[1], renumbered=kept[2]) for kept in rows]
 
+    length = tokens.shape[1]
+    beside = len(views) * length * model.spec.width
+
     @torch.no_grad()
-    def measured(n: int) -> Piece:
-        def run(view: View) -> Tensor:
-            report(model.spec.blocks)
-            return view.norm(view.residual(view.embed(tokens[n : n + 1])))[0]
+    def measured(numbers: Sequence[int]) -> list[Piece]:
+        found = []
+        for some in batches(numbers, model, length, beside):
+            normed = []
+            for view in views:
+                normed.append(view.norm(view.residual(view.embed(tokens[some])))[:, :-1].flatten(0, 1))
+                report(len(some) * model.spec.blocks)
+            loss, kl = compared(model, torch.stack(normed), tokens[some, 1:].flatten())
+            each = (x.reshape(len(views), len(some), -1).swapaxes(0, 1) for x in (loss, kl))
+            found += [{"loss": loss, "kl": kl} for loss, kl in zip(*each, strict=True)]
+        return found
 
-        loss, kl = retry(lambda: compared(model, [run(view) for view in views], tokens[n, 1:]))
-        return {"loss": loss, "kl": kl}
-
-    by_prompt = pieces.each("evict", len(tokens), measured)
+    at_once = prompts_at_once(model, length, beside)
+    by_prompt = pieces.together("evict", len(tokens), lambda some: retry(lambda: measured(some)), at_once)
     loss, kl = by_prompt.stacked("loss"), by_prompt.stacked("kl")  # [prompt, row, predicted]
     check_losses(model, loss)
     found = {name: np.full((len(tokens), len(first), len(last), 2, 2), np.nan) for name in NAMES}
