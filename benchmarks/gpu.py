@@ -90,7 +90,7 @@ def timed(call: Callable[[], object], times: int = 2) -> tuple[float, float]:
 
 
 def row(
-    what: str, ours: tuple[float, float], other: str = "", beside: tuple[float, float] = (float("nan"),) * 2
+    what: str, ours: tuple[float, float], other: str = "", beside: tuple[float, float] = (float("nan"), float("nan"))
 ) -> Row:
     """What was measured, ours, the other, and how many times the other's seconds ours are."""
 
