@@ -18,6 +18,7 @@ from families import blocks, refused
 from torch import nn
 
 import probes
+from probes.run.precision import left, products
 
 IDS = torch.randint(3, families.VOCABULARY, (4, 20), generator=torch.Generator().manual_seed(1))
 NOISE = 1e-4  # of double precision through rotations and norms in float32
@@ -202,6 +203,34 @@ def test_numbers_are_those_outside(around):
             probes.sinks(model, IDS[:0])
         assert state() == before
     assert all(one.equals(other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("of_all", ["none", "tf32"])
+@pytest.mark.parametrize("of_products", ["none", "ieee", "tf32"])
+def test_products_are_in_float32_whatever_is_set(monkeypatch, of_all, of_products):
+    """And in TF32 where a measure says so; afterwards the setting is what it was, and follows what it followed."""
+    general: Any = torch.backends
+    matmul, found = general.cuda.matmul, list[str]()
+
+    def fails() -> None:
+        for precision in ("tf32", "ieee"):
+            with products(precision):
+                found.append(matmul.fp32_precision)
+        raise KeyError(found.append(matmul.fp32_precision))
+
+    before = general.fp32_precision, matmul.fp32_precision
+    try:
+        general.fp32_precision, matmul.fp32_precision = of_all, of_products
+        now = matmul.fp32_precision
+        with pytest.raises(KeyError):
+            left(products("tf32")(left(fails)))()
+        assert (matmul.fp32_precision, general.fp32_precision) == (now, of_all)
+        assert found == ["tf32", "ieee", "ieee"]
+        general.fp32_precision = "ieee"
+        assert matmul.fp32_precision == ("ieee" if of_products == "none" else of_products) or of_all == of_products
+    finally:
+        general.fp32_precision, matmul.fp32_precision = before
+    torch.get_float32_matmul_precision()  # raises where both kinds of settings were used
 
 
 def test_weights_made_in_inference_mode_are_the_weights():
