@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from ..run.memory import shares
+from ..run.memory import block_numbers, shares
 from .view import Linear, Norm, Parts, Routing
 
 
@@ -88,12 +88,37 @@ class Dense:
         self.output = affine(parts.down, hidden)
 
     def pullback(self, cotangent: Tensor, rows: slice) -> Tensor:
-        """From cotangents [K, B, rows, d] of the output to those of the norm's unit; what is given may be overwritten."""
+        """From cotangents [B, rows, K, d] of the output to those of the norm's unit."""
+        (width, features), count, first = self.down.shape, cotangent.shape[2], len(self.slopes)
+        slopes = [slope[:, rows] for slope in self.slopes]
+        if count * (first + 1) * features > (features + count) * width:
+            return self._by_position(cotangent, slopes)
         d_hidden = cotangent @ self.down
-        *gate, up = self.first.split(d_hidden.shape[-1])
+        *gate, up = self.first.split(features)
         # One product after the other: both cotangents side by side would be written and read once more.
-        d_normed = 0 if not gate else (d_hidden * self.slopes[0][:, rows]) @ gate[0]
-        return (d_hidden.mul_(self.slopes[-1][:, rows]) @ up).add_(d_normed)
+        d_normed = d_hidden.new_zeros(()) if not gate else (d_hidden * slopes[0].unsqueeze(2)) @ gate[0]
+        d_hidden.mul_(slopes[-1].unsqueeze(2))
+        if not gate:
+            return d_hidden @ up
+        return d_normed.flatten(0, 2).addmm_(d_hidden.flatten(0, 2), up).view_as(d_normed)
+
+    def _by_position(self, cotangent: Tensor, slopes: list[Tensor]) -> Tensor:
+        """The same by each position's whole Jacobian [d, d], which takes fewer multiplications for many directions.
+
+        Between the matrix down and the first ones stand slopes alone, other ones at each position.
+        """
+        batch, rows, count, width = cotangent.shape
+        features, flat = self.down.shape[1], cotangent.flatten(0, 1)
+        by_feature = torch.stack([slope.flatten(0, 1).mT for slope in slopes], 1)  # [f, gate and up, B rows]
+        first = self.first.unflatten(0, (len(slopes), features)).transpose(0, 1)  # [f, gate and up, d]
+        total, part = flat.new_empty(flat.shape), block_numbers(flat.device) // (features * width)
+        part = max(1, part - part % 8)  # rows stay aligned
+        for start in range(0, len(flat), part):
+            at = slice(start, start + part)
+            formed = by_feature[:, :, at].mT @ first  # [f, position, d]: a product makes it in one pass
+            jacobian = (self.down @ formed.flatten(1)).unflatten(1, (-1, width))
+            torch.bmm(flat[at], jacobian.transpose(0, 1), out=total[at])
+        return total.view(batch, rows, count, width)
 
     def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "position position"]:
         """E tr(F_i F_k^T) over random weights, of the first prompt; `scale` [d] multiplies the output."""
@@ -132,16 +157,18 @@ class Routed:
             yield expert, torch.where(chosen == expert)
 
     def pullback(self, cotangent: Tensor, rows: slice) -> Tensor:
-        weights, softmax = self.weights[:, rows], self.softmax[:, rows]
-        by_weight = torch.einsum("nbtd,btkd->nbtk", cotangent, self.made[:, rows]) * weights
+        """As `Dense.pullback`."""
+        weights, softmax = self.weights[:, rows].unsqueeze(2), self.softmax[:, rows].unsqueeze(2)
+        by_weight = torch.einsum("btnd,btkd->btnk", cotangent, self.made[:, rows]) * weights
         d_logits = -softmax * by_weight.sum(-1, keepdim=True)
-        d_logits.scatter_add_(-1, self.chosen[:, rows].expand_as(by_weight), by_weight)
+        d_logits.scatter_add_(-1, self.chosen[:, rows].unsqueeze(2).expand_as(by_weight), by_weight)
         total = d_logits @ self.routing.weight
         for expert, at in self._choices(rows):
-            d_hidden = (cotangent[:, *at[:2]] * weights[at][:, None]) @ self.parts.down.weight[expert]
-            slopes = (kept[:, rows][at] for kept in self.slopes)
+            weight = self.weights[:, rows][at][:, None, None]
+            d_hidden = (cotangent[at[:2]] * weight) @ self.parts.down.weight[expert]  # [chosen, K, features]
+            slopes = (kept[:, rows][at][:, None] for kept in self.slopes)
             pairs = zip(_firsts(self.parts), slopes, strict=True)
-            total[:, *at[:2]] += sum((d_hidden * slope) @ first.weight[expert] for first, slope in pairs)
+            total[at[:2]] += sum((d_hidden * slope) @ first.weight[expert] for first, slope in pairs)
         return total.mul_(self.norm)
 
     def kernel(self, scale: Tensor | None, dtype: torch.dtype) -> Tensor:

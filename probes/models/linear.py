@@ -20,79 +20,106 @@ path of `probes.theory.kernel`). Nothing then goes back through queries and keys
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
-from ..run.memory import share_of
+from ..run.memory import block_numbers, own_memory, share_of
 from ..run.precision import wide
 from .feedforward import affine, feed_forward, stacked
 from .view import Linear, Norm, Parts, sees
 
-# Queries per band: bounds memory at B H band K T numbers, and skips what lies above the diagonal for T much above it.
+# Queries per band on a CPU: bounds memory at B H band K T numbers, and skips what is above the diagonal for T much above it.
 QUERY_BAND = 64
+# On a device with memory of its own every operation is launched by itself, which takes as long as some million numbers: a
+# band has so many cotangents of logits, as far as there is room, and more where there would be too many bands.
+BAND_NUMBERS, MOST_BANDS = 1 << 27, 8
+# Columns beside a value's c that take <dO, O> into the product with the values; on a device rows stay aligned with more.
+BESIDE, BESIDE_ALIGNED = 1, 8
 # The forward pass as taken apart may differ from the model's own by rounding only: transformers computes RMS norms in
 # float32 even in float64 models, hence the third number.
 OUTPUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float64: 1e-4, torch.float16: 2e-2}
 
 
 class Normalized:
-    """A norm at a recorded stream: output, and the derivative's transpose with the weight left to the caller.
+    """A norm at a recorded stream: the derivative's transpose, with the weight left to the caller.
 
     Heads' vectors [B, H, T, c] may have a norm of their own each, or one over all heads' features, whose weight is H c long.
-    Without a norm (`absent`) the output is the stream as it is.
+    Without a norm (`absent`) the stream passes as it is. Cotangents are [B, rows, K, d], those of heads [B, rows, K, H, c].
     """
 
     def __init__(self, norm: Norm | None, stream: Tensor) -> None:
-        self.absent, self.unit, self.output = norm is None, stream, stream
-        self.inverse, self.weight = torch.ones_like(stream[..., :1]), stream.new_ones(stream.shape[-1])
+        self.absent = norm is None
         if norm is None:
             return
         self.layer = norm.kind == "layer"
-        self.over: tuple[int, ...] = (-1,) if norm.weight.numel() == stream.shape[-1] else (-3, -1)
-        self.weight = norm.weight if len(self.over) == 1 else norm.weight.view(-1, 1, stream.shape[-1])
+        self.heads, self.own = stream.ndim == 4, norm.weight.numel() == stream.shape[-1]
+        over: tuple[int, ...] = (-1,) if self.own else (-3, -1)
+        self.weight = norm.weight if self.own else norm.weight.view(-1, 1, stream.shape[-1])
         self.size = norm.weight.numel()
         centred = stream - stream.mean(-1, keepdim=True) if self.layer else stream
-        inverse = torch.rsqrt(wide(centred).pow(2).mean(self.over, keepdim=True) + norm.eps)
+        inverse = torch.rsqrt(wide(centred).pow(2).mean(over, keepdim=True) + norm.eps)
         self.inverse = inverse.to(stream.dtype)  # [B, T, 1] or [B, H or 1, T, 1]
         self.unit = (centred * inverse).to(stream.dtype)  # [B, T, d]
-        self.output = self.unit * self.weight if norm.bias is None else self.unit * self.weight + norm.bias
-
-    def add_pullback(self, total: Tensor, weighted: Tensor, rows: slice | Tensor = slice(None)) -> None:
-        """total += ((g - unit <g, unit>/d [- mean g]) / rms), g the cotangent of `unit`; `weighted` is overwritten."""
-        if self.absent:
-            total += weighted
-            return
-        unit, inverse = self.unit[:, rows], self.inverse[:, rows]
-        if self.layer:
-            weighted -= weighted.mean(-1, keepdim=True)
-        along = torch.linalg.vecdot(wide(weighted), wide(unit)).unsqueeze(-1)
-        along = along if len(self.over) == 1 else along.sum(-3, keepdim=True)  # over all heads where the norm is
-        along = along.div_(-self.size).to(weighted.dtype).mul_(inverse)
-        total.addcmul_(weighted, inverse).addcmul_(along, unit)
+        self.along = self.unit * self.inverse
 
     def pullback(self, cotangent: Tensor, rows: slice = slice(None)) -> Tensor:
         """The whole derivative's transpose, weight included, into a new tensor; without a norm what is given."""
         if self.absent:
             return cotangent
-        total = torch.zeros_like(cotangent)
-        self.add_pullback(total, cotangent * self.weight, rows)
-        return total
+        weighted = cotangent * (self.weight if self.own else self.weight.squeeze(1))
+        unit, inverse, dots = self._at(weighted, rows)
+        return weighted.mul_(inverse).addcmul_(dots, unit, value=-1 / self.size)
+
+    def added(self, total: Tensor, weighted: Tensor, rows: slice = slice(None), out: Tensor | None = None) -> Tensor:
+        """total + (g - unit <g, unit>/d [- mean g]) / rms, g the cotangent of `unit`; `weighted` may be overwritten."""
+        if self.absent:
+            return torch.add(total, weighted, out=out)
+        unit, inverse, dots = self._at(weighted, rows)
+        return torch.addcmul(total, weighted, inverse, out=out).addcmul_(dots, unit, value=-1 / self.size)
+
+    def _at(self, weighted: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """On these rows unit, 1 / rms and <g, unit> / rms, which broadcast to the cotangents g; g loses its mean."""
+        if self.layer:
+            weighted -= weighted.mean(-1, keepdim=True)
+        unit, inverse, along = (
+            (x.transpose(1, 2) if self.heads else x)[:, rows] for x in (self.unit, self.inverse, self.along)
+        )
+        # A product: it adds in float32 whatever the numbers are, and no copy of the cotangents is made for that.
+        if not self.heads:
+            dots = torch.einsum("btkd,btd->btk", weighted, along)
+        elif self.own:
+            dots = torch.einsum("btkhc,bthc->btkh", weighted, along)
+        else:
+            dots = torch.einsum("btkhc,bthc->btk", weighted, along).unsqueeze(-1)
+        return unit.unsqueeze(2), inverse.unsqueeze(2), dots.unsqueeze(-1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+def normalized(norm: Norm | None, stream: Tensor) -> tuple[Normalized, Tensor]:
+    """A norm at a stream, and what comes out of it."""
+    made = Normalized(norm, stream)
+    if norm is None:
+        return made, stream
+    output = made.unit * made.weight
+    return made, output if norm.bias is None else output + norm.bias
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False, out: Tensor | None = None) -> Tensor:
     """Rotate the leading `cos.shape[-1]` features of x [..., T, c] as transformers does; `back` is the transpose."""
     width = cos.shape[-1]
     half = width // 2
     first, second = x[..., :half], x[..., half:width]
-    out = torch.empty_like(x)
+    out = torch.empty_like(x) if out is None else out
     near, far, sign = (sin[..., half:], sin[..., :half], 1) if back else (sin[..., :half], sin[..., half:], -1)
     torch.mul(first, cos[..., :half], out=out[..., :half]).addcmul_(second, near, value=sign)
     torch.mul(second, cos[..., half:], out=out[..., half:width]).addcmul_(first, far, value=-sign)
-    out[..., width:] = x[..., width:]
+    if width < x.shape[-1]:
+        out[..., width:] = x[..., width:]
     return out
 
 
@@ -104,9 +131,14 @@ def softmax(logits: Tensor, sink: Tensor | None) -> Tensor:
     return torch.cat([logits, learned], -1).softmax(-1)[..., :-1]
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Largest difference against the largest value; false for anything not finite."""
-    return bool((a - b).abs().max() <= tolerance * b.abs().max())
+def apart(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest difference, and the largest value that it is held against; they stay on their device."""
+    return largest(a - b), largest(b)
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest size of a number, NaN where there is one."""
+    return torch.linalg.vector_norm(x, math.inf)
 
 
 @dataclass
@@ -144,41 +176,62 @@ class LinearizedBlock:
     @torch.no_grad()
     def __init__(self, parts: Parts, stream: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
         self.parts, self.stream, self.rotary = parts, stream, rotary
+        self.positions = torch.arange(stream.shape[1], device=stream.device)
         self.qkv = stacked(parts.attention_norm, parts.q, parts.k, parts.v)  # [projected, d]
-        self.stream_norm = Normalized(parts.attention_norm, stream)
-        n1 = self.stream_norm.output
+        self.stream_norm, n1 = normalized(parts.attention_norm, stream)
 
         def split(linear: Linear) -> Tensor:  # [B, heads, T, c]
             return affine(linear, n1).unflatten(-1, (-1, parts.head_dim)).transpose(1, 2)
 
-        self.q_norm, self.k_norm = Normalized(parts.q_norm, split(parts.q)), Normalized(parts.k_norm, split(parts.k))
-        q, k = self.q_norm.output, self.k_norm.output
-        self.value = split(parts.v)
+        (self.q_norm, q), (self.k_norm, k) = (
+            normalized(parts.q_norm, split(parts.q)),
+            normalized(parts.k_norm, split(parts.k)),
+        )
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        self.query, self.key = q * parts.scale, k  # the scale rides on the query from here on
-        self.groups = q.shape[1] // k.shape[1]
-        self.mixed = mixed = self._attend()  # [B, H, T, c]
-        self.post_attention = Normalized(parts.post_attention_norm, affine(parts.o, mixed.transpose(1, 2).flatten(2)))
-        self.middle = middle = stream + self.post_attention.output  # after attention
-        self.mlp_norm = Normalized(parts.mlp_norm, stream if parts.parallel else middle)
-        self.feed_forward = feed_forward(parts, self.mlp_norm.output)
-        self.post_mlp = Normalized(parts.post_mlp_norm, self.feed_forward.output)
-        self.output = middle + self.post_mlp.output
+        self.key, self.groups = k.contiguous(), q.shape[1] // k.shape[1]
+        # The scale rides on the query from here on. Heads of a group go next to each other: [B, G, T, H/G, c].
+        self.queries = (q * parts.scale).unflatten(1, (-1, self.groups)).transpose(2, 3).contiguous()
+        beside = BESIDE if own_memory(stream.device) is None else BESIDE_ALIGNED
+        self.values = functional.pad(split(parts.v), (0, beside))  # [B, G, T, c and 1 or more]
+        self.values[..., parts.head_dim] = -1
+        self.mix = self._attend()  # [B, G, T, H/G, c]
+        branch = affine(parts.o, self.mix.transpose(1, 2).flatten(2))
+        self.post_attention, branch = normalized(parts.post_attention_norm, branch)
+        self.middle = middle = stream + branch  # after attention
+        self.mlp_norm, n2 = normalized(parts.mlp_norm, stream if parts.parallel else middle)
+        self.feed_forward = feed_forward(parts, n2)
+        self.post_mlp, made = normalized(parts.post_mlp_norm, self.feed_forward.output)
+        self.output = middle + made
 
     def gives(self, after: Tensor) -> bool:
         """Is `after`, the stream that the model itself had after this block, what came out here, rounding aside?"""
-        return close(self.output, after, OUTPUT_TOLERANCE[after.dtype])
+        difference, size = apart(self.output, after)
+        return bool(difference <= OUTPUT_TOLERANCE[after.dtype] * size)
 
-    # -- attention, band by band; grouped heads stay grouped: [B, G, H/G, ...] against keys [B, G, 1, ...]
+    @property
+    def query(self) -> Float[Tensor, "batch head position c"]:
+        """Queries after rotation, times the scale."""
+        return self.queries.transpose(2, 3).flatten(1, 2)
 
-    def _grouped(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (-1, self.groups))
+    @property
+    def mixed(self) -> Float[Tensor, "batch head position c"]:
+        """What each head's pattern makes of the values."""
+        return self.mix.transpose(2, 3).flatten(1, 2)
 
-    def _bands(self, length: int, first: int = 0, rows: int | None = None) -> list[tuple[slice, slice]]:
-        """(queries, the keys any of them can see), for queries from `first` on."""
-        end, band = length if rows is None else first + rows, share_of(QUERY_BAND)
-        bands = []
+    @property
+    def value(self) -> Float[Tensor, "batch kv position c"]:
+        return self.values[..., : self.parts.head_dim]
+
+    # -- attention, band by band; heads of a group are rows beside each other against the group's keys: [B G, n H/G, m]
+
+    def _bands(self, first: int, rows: int, count: int) -> list[tuple[slice, slice]]:
+        """(queries, the keys any of them can see), for so many queries from `first` on and so many numbers per logit."""
+        device, end, band = self.stream.device, first + rows, QUERY_BAND
+        if own_memory(device) is not None:
+            row = self.queries[:, :, 0, :, 0].numel() * end * count
+            band = max(1, min(max(-(-rows // MOST_BANDS), BAND_NUMBERS // row), block_numbers(device) // row))
+        bands, band = [], share_of(band)
         for at in range(first, end, band):
             stop = min(at + band, end)
             start = 0 if self.parts.window is None else max(0, at - self.parts.window + 1)
@@ -186,80 +239,102 @@ class LinearizedBlock:
         return bands
 
     def _logits(self, queries: slice, keys: slice) -> tuple[Tensor, Tensor | None]:
-        """Masked logits [B, G, H/G, queries, keys] of one band and, under a soft-cap, their slope."""
-        query, key = self._grouped(self.query)[..., queries, :], self.key[:, :, None, keys]
-        logits, slope = query @ key.transpose(-1, -2), None
+        """Masked logits [B, G, queries, H/G, keys] of one band and, under a soft-cap, their slope; in float32 at least."""
+        query, key = self.queries[:, :, queries], self.key[:, :, keys]
+        logits, slope = wide(query.flatten(2, 3)) @ wide(key).transpose(-1, -2), None
+        logits = logits.unflatten(2, (-1, self.groups))
         if self.parts.softcap is not None:
             squashed = torch.tanh(logits / self.parts.softcap)
             slope = 1 - squashed**2
             logits = squashed * self.parts.softcap
-        i = torch.arange(queries.start, queries.stop, device=logits.device)[:, None]
-        j = torch.arange(keys.start, keys.stop, device=logits.device)[None, :]
+        i, j = self.positions[queries, None, None], self.positions[keys]
         if self.parts.slopes is not None:
-            logits = logits - self.parts.slopes.view(-1, self.groups, 1, 1) * (i - j)
+            logits = logits - self.parts.slopes.view(-1, 1, self.groups, 1) * (i - j)
         return logits.masked_fill_(~sees(i, j, self.parts.window), float("-inf")), slope
 
     def _pattern(self, logits: Tensor) -> Tensor:
         """Weights of a band's logits; with a learned sink logit, which reads nothing, rows sum to less than 1."""
         sink = self.parts.sink
-        return softmax(logits, None if sink is None else sink.view(-1, self.groups, 1, 1))
+        return softmax(logits, None if sink is None else sink.view(-1, 1, self.groups, 1)).to(self.key.dtype)
 
     def _attend(self) -> Tensor:
         outputs = []
-        for queries, keys in self._bands(self.query.shape[2]):
-            logits, _ = self._logits(queries, keys)
-            outputs.append(self._pattern(logits) @ self.value[:, :, None, keys])
-        return torch.cat(outputs, -2).flatten(1, 2)
+        for queries, keys in self._bands(0, self.queries.shape[2], 1):
+            pattern = self._pattern(self._logits(queries, keys)[0])
+            outputs.append((pattern.flatten(2, 3) @ self.value[:, :, keys]).unflatten(2, (-1, self.groups)))
+        return torch.cat(outputs, 2)
 
     def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
-        """Cotangents of q, k, v before bias, [K, B, T, (H + 2 G) c], from those of the heads' outputs [K, B, rows, H c].
+        """Cotangents of q, k, v before bias, [B, T, K, (H + 2 G) c], from those of the heads' outputs [B, rows, K, H c].
 
         Per head: dP = dO V^T, dS = P (dP - <dO, O>), dQ = dS K, dK = dS^T Q, dV = P^T dO. With `frozen`, dP counts as
-        zero and dV alone is returned, [K, B, T, G c].
+        zero and dV alone is returned, [B, T, K, G c].
         """
-        count, batch, rows, _ = d_mixed.shape
-        _, heads, length, c = self.query.shape
-        kv = heads // self.groups
-        # Directions go next to the query rows, so that one product per head serves them all.
-        d_out = d_mixed.unflatten(-1, (kv, self.groups, c)).permute(1, 3, 4, 2, 0, 5).contiguous()  # [B,G,g,rows,K,c]
-        dv = d_out.new_zeros(batch, kv, length, count * c)
-        dq, dk, inner = dv, dv, dv  # not used where the pattern is constant
+        batch, rows, count, _ = d_mixed.shape
+        _, kv, length, groups, c = self.queries.shape
+        size = c if frozen else self.values.shape[-1]
+        # Directions go next to the query rows, so that one product per head serves them all. <dO, O> goes beside dO, and
+        # -1 is beside V: their product is dP - <dO, O>.
+        d_out = d_mixed.new_empty(batch, kv, rows, groups, count, size)
+        d_out[..., :c] = d_mixed.unflatten(-1, (kv, groups, c)).permute(0, 3, 1, 4, 2, 5)
         if not frozen:
-            gone = self._grouped(self.mixed)[..., first : first + rows, :]
-            inner = torch.einsum("bghrkc,bghrc->bghrk", d_out, gone)
-            dq = d_out.new_zeros(batch, kv, self.groups, length, count, c)
-            dk = torch.zeros_like(dv)
-        for queries, keys in self._bands(length, first, rows):
-            at = slice(queries.start - first, queries.stop - first)
-            n, m = queries.stop - queries.start, keys.stop - keys.start
+            d_out[..., c:] = d_out[..., :c] @ self.mix[:, :, first : first + rows, :, :, None]
+        d_out, key, values = (x.flatten(0, 1) for x in (d_out, self.key, self.values))
+        dv = d_out.new_zeros(batch * kv, length, count * size)
+        dq, dk = d_out.new_empty(0), d_out.new_empty(0)  # not used where the pattern is constant
+        if not frozen:
+            dq = d_out.new_empty(batch * kv, rows, groups, count, c)
+            dk = d_out.new_zeros(batch * kv, count, length, c)
+        for queries, keys in self._bands(first, rows, count):
+            at, m = slice(queries.start - first, queries.stop - first), keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
-            pattern = self._pattern(logits)  # [B, G, g, n, m]
-            out = d_out[..., at, :, :]
-            # All heads of a group write to the same keys: their query rows are stacked into one contraction.
-            stacked = out.reshape(batch, kv, self.groups * n, count * c)
-            dv[:, :, keys] += pattern.flatten(2, 3).transpose(-1, -2) @ stacked
+            pattern = self._pattern(logits)
+            weights = pattern if slope is None else pattern * slope
+            pattern, weights = (x.flatten(0, 1).flatten(1, 2) for x in (pattern, weights))  # [B G, n H/G, m]
+            # All heads of a group write to the same keys: their query rows are one contraction.
+            dv[:, keys].baddbmm_(pattern.mT, d_out[:, at].flatten(3).flatten(1, 2))
             if frozen:
                 continue
-            ds = out.reshape(batch, kv, self.groups * n * count, c) @ self.value[:, :, keys].transpose(-1, -2)
-            ds = ds.view(batch, kv, self.groups, n, count, m)
-            ds -= inner[..., at, :, None]
-            ds *= (pattern if slope is None else pattern * slope).unsqueeze(-2)
-            flat = ds.view(batch, kv, self.groups * n * count, m)
-            dq[..., queries, :, :] = (flat @ self.key[:, :, keys]).view(batch, kv, self.groups, n, count, c)
-            query = self._grouped(self.query)[..., queries, :].reshape(batch, kv, self.groups * n, c)
-            # dK[j, k, c] = sum over stacked rows of dS[row, k, j] Q[row, c]
-            by_direction = ds.view(batch, kv, self.groups * n, count * m).transpose(-1, -2) @ query
-            dk[:, :, keys] += by_direction.view(batch, kv, count, m, c).transpose(2, 3).reshape(batch, kv, m, count * c)
-        dv = dv.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4)  # [K, B, G, T, c]
-        if frozen:
-            return dv.transpose(2, 3).flatten(3)
-        dq *= self.parts.scale
-        dq = dq.flatten(1, 2).permute(3, 0, 1, 2, 4)  # [K, B, H, T, c]
-        dk = dk.view(batch, kv, length, count, c).permute(3, 0, 1, 2, 4)
-        if self.rotary is not None:
-            dq, dk = rotate(dq, *self.rotary, back=True), rotate(dk, *self.rotary, back=True)
-        dq, dk = self.q_norm.pullback(dq), self.k_norm.pullback(dk)
-        return torch.cat([x.transpose(2, 3).flatten(3) for x in (dq, dk, dv)], -1)
+            ds = d_out[:, at].flatten(1, 3) @ values[:, keys].mT  # [B G, n H/G K, m]
+            ds.unflatten(1, (-1, count)).mul_(weights.unsqueeze(2))
+            dq[:, at].flatten(1, 3).baddbmm_(ds, key[:, keys], beta=0, alpha=self.parts.scale)
+            # dK[j, k, c] = sum over rows of dS[row, k, j] Q[row, c]
+            query = self.queries[:, :, queries].flatten(0, 1).flatten(1, 2)
+            by_direction = ds.view(len(ds), -1, count * m).mT @ query
+            dk[:, :, keys].add_(by_direction.view(-1, count, m, c))
+        made = (dq, dk, dv.unflatten(-1, (count, size))[..., :c])
+        return self._projected(*(x.unflatten(0, (batch, kv)) for x in made[2 * frozen :]), first=first)
+
+    def _projected(self, *made: Tensor, first: int) -> Tensor:
+        """Cotangents of values [B, G, T, K, c] or those of queries [B, G, rows, H/G, K, c], keys [B, G, K, T, c] and values.
+
+        They come back before rotation and norms, position by position: [B, T, K, (H + 2 G) c], or G c of values alone.
+        """
+        *others, dv = made
+        batch, kv, length, count, c = dv.shape
+        features = [kv * self.groups * c, kv * c, kv * c][-len(made) :]
+        total = dv.new_empty(batch, length, count, sum(features))
+        *into, values = total.split(features, -1)
+        values.unflatten(-1, (kv, c)).copy_(dv.permute(0, 2, 3, 1, 4))
+        if others:
+            (dq, dk), rows = others, slice(first, first + others[0].shape[2])
+            if dq.shape[2] < length:
+                into[0].zero_()
+            queries = into[0][:, rows].unflatten(-1, (kv, self.groups, c))
+            self._back(dq.permute(0, 2, 4, 1, 3, 5), self.q_norm, rows, queries)
+            self._back(dk.permute(0, 3, 2, 1, 4), self.k_norm, slice(None), into[1].unflatten(-1, (kv, c)))
+        return total
+
+    def _back(self, x: Tensor, norm: Normalized, rows: slice, out: Tensor) -> None:
+        """Cotangents [B, rows, K, ..., c] of rotated heads' vectors, to those before rotation and norm."""
+        if self.rotary is None:
+            out.copy_(x)
+        else:
+            cos, sin = (table[rows].view(-1, *[1] * (x.ndim - 3), table.shape[-1]) for table in self.rotary)
+            rotate(x, cos, sin, back=True, out=out)
+        if not norm.absent:
+            heads = out.flatten(3, -2)
+            heads.copy_(norm.pullback(heads, rows))
 
     # -- the whole block
 
@@ -268,29 +343,28 @@ class LinearizedBlock:
         self, cotangent: Float[Tensor, "k batch rows d"], first: int | None = None, *, frozen: bool = False
     ) -> Float[Tensor, "k batch position d"]:
         """G J for cotangents on all positions, or on the rows from position `first` on."""
-        length = self.query.shape[2]
-        start = 0 if first is None else first
+        length, start = self.queries.shape[2], first or 0
         rows = slice(start, start + cotangent.shape[2])
-        middle, d_normed, d_attention = self._to_inputs(cotangent, rows, frozen)
-        if rows.stop - rows.start == length:
-            total = middle
-        else:
-            total = middle.new_zeros(*middle.shape[:2], length, middle.shape[-1])
-            total[:, :, rows] = middle
-        self.stream_norm.add_pullback(total, d_attention @ self.qkv[-d_attention.shape[-1] :])
+        # Directions go inside of positions: what is multiplied there is a product for each position.
+        middle, d_normed, d_attention = self._to_inputs(cotangent.permute(1, 2, 0, 3), rows, frozen)
+        weighted = d_attention @ self.qkv[-d_attention.shape[-1] :]
+        if cotangent.shape[2] < length:
+            total = middle.new_zeros(len(middle), length, *middle.shape[2:])
+            total[:, rows] = middle
+            middle = total
+        # What is given stays as it is; a parallel block hands it through.
+        total = self.stream_norm.added(middle, weighted, out=None if self.parts.parallel else middle)
         if self.parts.parallel:
-            self.mlp_norm.add_pullback(total[:, :, rows], d_normed, rows)
-        return total
+            self.mlp_norm.added(total[:, rows], d_normed, rows, out=total[:, rows])
+        return total.permute(2, 0, 1, 3)
 
     def _to_inputs(self, cotangent: Tensor, rows: slice, frozen: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Cotangents of the stream after attention, of what the feed-forward reads, and of attention's first products.
 
-        The last at all positions, of values alone if `frozen`; the others on the given rows.
+        The last at all positions, of values alone if `frozen`; the others on the given rows. All are [B, position, K, ...].
         """
         parts = self.parts
         d_normed = self.feed_forward.pullback(self.post_mlp.pullback(cotangent, rows), rows)
-        middle = cotangent.clone()
-        if not parts.parallel:
-            self.mlp_norm.add_pullback(middle, d_normed, rows)
+        middle = cotangent if parts.parallel else self.mlp_norm.added(cotangent, d_normed, rows)
         d_branch = self.post_attention.pullback(middle, rows)
         return middle, d_normed, self._attention_pullback(d_branch @ parts.o.weight, rows.start, frozen)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..run.memory import available, out_of_memory, own_memory
 from ..run.precision import double, precise
-from .linear import AutogradBlock, LinearizedBlock, close
+from .linear import OUTPUT_TOLERANCE, AutogradBlock, LinearizedBlock, apart, largest
 from .view import Edit, Trace, View, obstacle
 
 Readout = Literal["residual", "normed", "logits"]
@@ -36,10 +37,11 @@ SLOPE_TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 3e-1, torch.float64: 1e-
 
 CPU_ROWS = 4096  # rows of a matrix product; fewer would remake patterns for too few directions from T = 1,024 on
 KEPT_SHARE = 0.5  # of the memory that was free, for a prompt's blocks; those above are made again for every chunk
-CHUNK_SHARE = 0.25  # of a GPU's free memory, for the directions on their way
+CHUNK_SHARE = 0.4  # of a GPU's free memory, for the directions on their way
 # Numbers of a direction on its way through a block, by position and width: cotangents of the stream (3), of a feed-forward
-# four times as wide (12), of heads' outputs, queries, keys and values, each twice (8), of a band's patterns (1).
-NUMBERS = 24
+# four times as wide (12), of heads' outputs, queries, keys and values, each twice (8), of a band's patterns (1). For each
+# source layer: what came down to it, and once more beside those of the others (2).
+NUMBERS, SOURCE_NUMBERS = 24, 2
 
 MOVED = 0.005  # of a stream's size, in `push`
 
@@ -55,11 +57,15 @@ class Pace:
     keep: bool
 
     @classmethod
-    def of(cls, model: View, length: int, chunk: int | None = None) -> Pace:
-        """For prompts of `length` positions: full-rate products on a CPU, bounded memory on a GPU, or `chunk` directions."""
+    def of(cls, model: View, length: int, chunk: int | None = None, sources: int = 1) -> Pace:
+        """For prompts of `length` positions: full-rate products on a CPU, bounded memory on a GPU, or `chunk` directions.
+
+        On a GPU that is all directions where memory suffices, and they fill it: one prompt has d T rows of a product.
+        """
         fitting = CPU_ROWS // length
         if own_memory(model.device):
-            product = NUMBERS * model.spec.width * length * model.dtype.itemsize
+            numbers = NUMBERS + SOURCE_NUMBERS * (sources - 1)
+            product = numbers * model.spec.width * length * model.dtype.itemsize
             fitting = min(model.spec.width, int(CHUNK_SHARE * available(model.device)) // product)
         return cls(chunk or max(1, fitting), not model.offloaded)
 
@@ -103,6 +109,10 @@ class Apart:
             )
 
 
+class Disagreement(Exception):
+    """A block's parts turned out not to do what the model does; the prompt is to be begun anew."""
+
+
 class Prompt:
     """One prompt's recorded pass, and how cotangents at its query position are pulled back to the source layers.
 
@@ -126,11 +136,20 @@ class Prompt:
         self.pathway: Pathway = pathway
         self.layers, self.query = layers, query
         self.used: set[str] = set()
-        self._agreed: set[int] = set()
+        self._agreed = set[int]()
+        # (block, tolerance, difference, size, size of what was given); numbers of the model's device, which nothing waits
+        # for before all blocks are on their way.
+        self._found = list[tuple[int, float, Tensor, Tensor, Tensor]]()
         self._blocks: dict[int, LinearizedBlock | AutogradBlock] = {}
         self._least = (1 - KEPT_SHARE) * available(self.model.device)
         self._trace = self.model.trace(self.model.embed(tokens))
         self._last = self._trace.residual[-1][0, query].detach()
+
+    @cached_property
+    def _weights(self) -> Float[Tensor, " d"]:
+        """Of directions in the mixture that slopes are checked along."""
+        drawn = torch.randn(self.model.spec.width, generator=torch.Generator().manual_seed(0))
+        return drawn.to(self._last)
 
     @cached_property
     def top(self) -> Float[Tensor, "d d"]:
@@ -144,12 +163,9 @@ class Prompt:
     @torch.no_grad()
     def scales(self) -> Float[Tensor, "layer two"]:
         """Mean squares for each source layer: its stream at positions 1 to the query; the readout, per d."""
-        of_output = double(self._read_out(self._last)).pow(2).sum().cpu() / self.model.spec.width
-        found = []
-        for layer in self.layers:
-            of_input = double(self._trace.residual[layer][0, 1 : self.query + 1]).pow(2).mean().cpu()
-            found.append(torch.stack([of_input, of_output]))
-        return torch.stack(found)
+        of_output = double(self._read_out(self._last)).pow(2).sum() / self.model.spec.width
+        streams = (double(self._trace.residual[layer][0, 1 : self.query + 1]) for layer in self.layers)
+        return torch.stack([torch.stack([stream.pow(2).mean(), of_output]) for stream in streams]).cpu()
 
     def ones(self) -> Float[Tensor, "1 d"]:
         """The gradient of the readout's sum with respect to the last stream at the query position."""
@@ -162,27 +178,29 @@ class Prompt:
         """A block, linearized; from its parts where these do what the model does."""
         if layer in self._blocks:
             return self._blocks[layer]
-        stream = self._trace.residual[layer]
-        parts = self.model.parts(layer) if layer in self.apart.known else None
-        whole = AutogradBlock(self._trace.blocks[layer], stream)
-        made: LinearizedBlock | AutogradBlock = whole
-        if parts is not None:
-            made = linearized = LinearizedBlock(parts, stream, self._trace.rotary[layer])
-            if layer not in self._agreed and not self._agrees(linearized, whole, self._trace.residual[layer + 1]):
-                if self.apart.engine == "parts":
-                    raise InputError(
-                        f"block {layer} of '{self.model.identity.name}' does not do what its parts say; "
-                        "use engine 'auto' or 'autograd'"
-                    )
-                made = whole
-                self.apart.known.discard(layer)
-            self._agreed.add(layer)
-        if made is whole and self.pathway != "total":
-            whole.frozen_block = self._with_frozen_patterns.blocks[layer]
-        self.used.add("autograd" if made is whole else "parts")
+        stream, parts = self._trace.residual[layer], None
+        if layer in self.apart.known:
+            parts = self.model.parts(layer)
+        made: LinearizedBlock | AutogradBlock
+        if parts is None:
+            made = self._whole(layer)
+        else:
+            made = LinearizedBlock(parts, stream, self._trace.rotary[layer])
+            if layer not in self._agreed:
+                after = self._trace.residual[layer + 1]
+                difference, size = apart(made.output, after)
+                self._found.append((layer, OUTPUT_TOLERANCE[after.dtype], difference, size, size))
+        self.used.add("autograd" if parts is None else "parts")
         if self.pace.keep and available(self.model.device) > self._least:
             self._blocks[layer] = made
         return made
+
+    def _whole(self, layer: int) -> AutogradBlock:
+        """The block as the model's own module."""
+        whole = AutogradBlock(self._trace.blocks[layer], self._trace.residual[layer])
+        if self.pathway != "total":
+            whole.frozen_block = self._with_frozen_patterns.blocks[layer]
+        return whole
 
     @cached_property
     def _with_frozen_patterns(self) -> Trace:
@@ -191,15 +209,42 @@ class Prompt:
         cut = [Edit(site, layer, Tensor.detach) for layer in range(self.model.spec.blocks) for site in sites]
         return self.model.trace(self._trace.residual[0], edits=cut)
 
-    def _agrees(self, made: LinearizedBlock, whole: AutogradBlock, after: Tensor) -> bool:
-        """Does the block as taken apart do what the model did, and (first prompt) have its slope along one direction?"""
-        if not made.gives(after):
-            return False
-        if not self.check:
-            return True
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(after.shape, generator=generator).to(after)[None]
-        return close(made.vjp(probe), whole.vjp(probe), SLOPE_TOLERANCE[after.dtype])
+    def _compare(self, layer: int, cotangents: Tensor, pulled: Tensor, first: int | None, frozen: bool) -> None:
+        """Hold a block's product against the model's own, for a mixture of the cotangents [K, 1, rows, d] that it read."""
+        mixed, expected = (self._mixture(x) for x in (cotangents, pulled))
+        difference, size = apart(expected, self._whole(layer).vjp(mixed, first, frozen=frozen))
+        self._found.append((layer, SLOPE_TOLERANCE[mixed.dtype], difference, size, largest(mixed)))
+
+    def _mixture(self, x: Float[Tensor, "k one rows d"]) -> Float[Tensor, "one one rows d"]:
+        weights = self._weights[: len(x)].to(x)
+        return (weights @ x.permute(1, 2, 0, 3))[None]
+
+    def _look(self) -> None:
+        """Wait for what was found out about blocks since the last look.
+
+        Raises:
+            InputError: engine "parts", and a block does not do what its parts say.
+            Disagreement: the same with engine "auto"; the prompt is to be begun anew, with that block as the model's own.
+        """
+        if not self._found:
+            return
+        layers, tolerances, *numbers = zip(*self._found, strict=True)
+        found = zip(layers, tolerances, *torch.stack(sum(numbers, ())).view(3, -1).tolist(), strict=True)
+        # What is not finite where a block begins was made so by another, and says nothing about this one.
+        wrong = {
+            n for n, most, difference, size, given in found if not difference <= most * size and math.isfinite(given)
+        }
+        self._agreed.update(layers)
+        self._found = []
+        if not wrong:
+            return
+        if self.apart.engine == "parts":
+            raise InputError(
+                f"block {max(wrong)} of '{self.model.identity.name}' does not do what its parts say; "
+                "use engine 'auto' or 'autograd'"
+            )
+        self.apart.known -= wrong
+        raise Disagreement
 
     def pull(self, cotangent: Tensor) -> Float[Tensor, "source k position d"]:
         """Pull [k, d] cotangents at the query position back to the source layers, each by every pathway asked for."""
@@ -207,11 +252,16 @@ class Prompt:
         flows = {frozen: cotangent[:, None, None, :] for frozen in FROZEN[self.pathway]}
         for layer in reversed(range(self.apart.lowest, self.model.spec.blocks)):
             first = self.query if layer == self.model.spec.blocks - 1 else None
-            flows = {frozen: self.block(layer).vjp(flow, first, frozen=frozen) for frozen, flow in flows.items()}
+            block, before = self.block(layer), flows
+            flows = {frozen: block.vjp(flow, first, frozen=frozen) for frozen, flow in before.items()}
+            if self.check and layer not in self._agreed and isinstance(block, LinearizedBlock):
+                frozen, flow = next(iter(flows.items()))
+                self._compare(layer, before[frozen], flow, first, frozen)
             if layer in self.layers:
                 total, *value = (flow[:, 0] for flow in flows.values())
                 score = [total - value[0]] if value else []
                 found[layer] = [total, *value, *score] if self.pathway == "all" else (score or [total])
+        self._look()
         return torch.stack([pulled for layer in self.layers for pulled in found[layer]])
 
     @torch.no_grad()

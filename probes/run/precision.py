@@ -44,7 +44,7 @@ def double(x: Tensor) -> Tensor:
 
 def wide(x: Tensor) -> Tensor:
     """A tensor in float32 at least: float16 holds no square of a number above 256, and bfloat16 three digits of it."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def total(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:

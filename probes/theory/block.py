@@ -92,7 +92,8 @@ class MeasuredBlock:
     def _mlp(self, gram: Tensor) -> Tensor:
         """G * K, K_ik = E tr(F_i F_k^T)/d; sums over features f, the cross terms of two features having mean zero."""
         block, post = self.block, self.block.post_mlp
-        kernel = _outer(block.feed_forward.kernel(post.weight, self.dtype), post.inverse[0, :, 0])
+        kernel = block.feed_forward.kernel(None if post.absent else post.weight, self.dtype)
+        kernel = kernel if post.absent else _outer(kernel, post.inverse[0, :, 0])
         return self._through(block.mlp_norm, kernel).mul_(gram).div_(self.width)
 
     def _through(self, norm: Normalized, kernel: Tensor) -> Tensor:
@@ -112,9 +113,11 @@ class MeasuredBlock:
         """What the attention branch adds to G; `above` is the stream it is added to give."""
         block, gram = self.block, moments.gram
         radial, post = moments.radial, block.post_attention
-        out = (block.parts.o.weight * post.weight[:, None]).to(self.dtype)
-        out = out.unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
-        gram, radial = _outer(gram, post.inverse[0, :, 0]), radial * post.inverse[0, :, 0].pow(2)
+        out = block.parts.o.weight
+        if not post.absent:
+            out, inverse = out * post.weight[:, None], post.inverse[0, :, 0]
+            gram, radial = _outer(gram, inverse), radial * inverse.pow(2)
+        out = out.to(self.dtype).unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
         v = block.qkv[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
         exact, groups = double(out), self.heads // self.kv
         inner = exact.mT @ exact  # [H, c, c]

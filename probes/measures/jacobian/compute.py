@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -55,10 +55,10 @@ from torch import Tensor
 from ...errors import InputError, check_choice
 from ...models.checks import check_place
 from ...models.load import takes_model
-from ...models.pullback import Apart, Engine, Pace, Pathway, Prompt, Readout
+from ...models.pullback import Apart, Disagreement, Engine, Pace, Pathway, Prompt, Readout
 from ...models.view import View
 from ...results.dataset import Variable, by_block, dataset, labelled, provenance
-from ...run.precision import double, total, wide
+from ...run.precision import double, wide
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Pieces, Store
 
@@ -144,18 +144,18 @@ def jacobian(
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     planned, checked = min(width, most), False
-    pace, report = Pace.of(model, end, chunk), Tally(progress)
+    pace, report = Pace.of(model, end, chunk, len(layers)), Tally(progress)
 
     def attempt(n: int, check: bool) -> Piece:
         ids, own = tokens[n : n + 1, :end], int(np.random.SeedSequence([seed, n]).generate_state(1)[0])
         prompt = Prompt(ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at)
         variance: Tensor | float = math.nan if method == "scalar" else 0.0
         if method == "scalar":  # its gradient's squared norm stands for the whole
-            squared = _lengths(prompt.pull(prompt.ones()))
+            squared = _lengths(prompt.pull(prompt.ones())).cpu()
             report(1)
         elif planned == width:
             every = torch.eye(width, dtype=torch.float64)
-            squared = sum((_lengths(pulled) for pulled in _pulled(prompt, every, report)), torch.zeros(()))
+            squared = _summed(_pulled(prompt, every, report)).cpu()
         else:
             squared, variance = _sketched(prompt, width, planned, torch.Generator().manual_seed(own), report)
         return {
@@ -174,6 +174,8 @@ def jacobian(
                 piece = attempt(n, check=not checked)
                 checked = True
                 return piece
+            except Disagreement:
+                pass
             except (RuntimeError, MemoryError) as error:
                 pace.slow_down(error, model, end)
             report.done = before
@@ -225,17 +227,16 @@ def _sketched(
     if size > 0:
         basis = haar(basis, size, generator)
         kept = list(_pulled(prompt, basis, report))
-        exact = sum(map(_lengths, kept), exact)
-        images = [_images(prompt, pulled, exact, report) for pulled in kept]
+        exact = _summed(kept)
+        found = torch.cat([_images(prompt, pulled, exact, report) for pulled in kept]).cpu().T
         del kept
-        found = torch.cat(images).T
         left, values, _ = torch.linalg.svd(found - basis @ (basis.T @ found), full_matrices=False)
         more = orthonormal(basis, left[:, values > NEGLIGIBLE])
-        exact = sum(map(_lengths, _pulled(prompt, more, report)), exact)
+        exact = exact + _summed(_pulled(prompt, more, report))
         basis = torch.cat([basis, more], 1)
     count = budget - FORWARD * max(size, 0) - basis.shape[1]
     squared, variance = _probed(prompt, basis, haar(basis, count, generator), report)
-    return exact + squared, variance
+    return (exact + squared).cpu(), variance
 
 
 def _images(prompt: Prompt, pulled: Tensor, squares: Tensor, report: Tally) -> Float[Tensor, "k d"]:
@@ -243,7 +244,7 @@ def _images(prompt: Prompt, pulled: Tensor, squares: Tensor, report: Tally) -> F
     paths = len(pulled) // len(prompt.layers)  # the first of which is the whole derivative, or the only one
     squares = torch.maximum(squares[::paths], FLOOR * squares[::paths].median(-1, keepdim=True).values)
     weights = squares[:, None, :, None].to(pulled)
-    pushed = prompt.push(torch.where(weights > 0, pulled[::paths] / weights, 0)).cpu().double()
+    pushed = double(prompt.push(torch.where(weights > 0, pulled[::paths] / weights, 0)))
     report(FORWARD * len(pushed))
     return pushed / pushed.norm(dim=1, keepdim=True).clamp_min(torch.finfo(pushed.dtype).tiny)
 
@@ -253,32 +254,41 @@ def _probed(
 ) -> tuple[Tensor, Tensor | float]:
     """What is orthonormal to the basis, by Haar-random probes, with its variance; that is estimated itself, and widened."""
     count, width = probes.shape[1], len(probes) - basis.shape[1]
-    probed, pairs = torch.zeros(()), torch.zeros(())  # pairs: sum over them of S_kl^2
+    probed, pairs = 0, 0  # pairs: sum over them of S_kl^2
     pair_count, kept = 0, list[Tensor]()  # pulled probes, for pairs across chunks
     for pulled in _pulled(prompt, probes, report):
         probed = probed + _lengths(pulled)
         # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
-        within = _gram_squares(pulled, pulled) - double(pulled).pow(2).sum(-1).pow(2).sum(1).cpu()
-        pairs = pairs + within / 2 + sum(_gram_squares(pulled, earlier.to(pulled)) for earlier in kept)
+        gram = _gram(pulled, pulled)
+        within = gram.square().sum((-2, -1)) - gram.diagonal(dim1=-2, dim2=-1).square().sum(-1)
+        pairs = sum((_gram(pulled, earlier).square().sum((-2, -1)) for earlier in kept), pairs + within / 2)
         size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in kept)
         pair_count += size * (size - 1) // 2 + size * before
         if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
-            kept.append(pulled.cpu())
+            kept.append(pulled)
+    assert isinstance(probed, Tensor)
     squared = probed * (width / count)
-    if not pair_count:
+    if not isinstance(pairs, Tensor) or not pair_count:
         return squared, math.nan
     widening = float(stdtrit(count - 1, 0.975) / ndtri(0.975))
-    return squared, 2 * width * (width - count) / count * pairs / pair_count * widening**2
+    return squared, (2 * width * (width - count) / count * pairs / pair_count * widening**2).cpu()
+
+
+def _summed(chunks: Iterable[Tensor]) -> Float[Tensor, "source position"]:
+    """`_lengths` of all chunks."""
+    first, *others = map(_lengths, chunks)
+    return sum(others, first)
 
 
 def _lengths(pulled: Tensor) -> Float[Tensor, "source position"]:
-    """Sum over directions of squared lengths, of [source, k, position, d]."""
-    return total(wide(pulled).pow(2), (1, 3)).cpu()
+    """Sum over directions of squared lengths, of [source, k, position, d]; it stays on the device, as all sums do."""
+    lengths = torch.linalg.vector_norm(pulled, dim=-1, dtype=torch.promote_types(pulled.dtype, torch.float32))
+    return double(lengths).square().sum(1)
 
 
-def _gram_squares(a: Tensor, b: Tensor) -> Float[Tensor, "layer position"]:
-    """Sum over k, m of (a_k . b_m)^2 at every layer and position, of [layer, k, position, d] each."""
-    return double(torch.einsum("lkpd,lmpd->lpkm", wide(a), wide(b))).pow(2).sum((-2, -1)).cpu()
+def _gram(a: Tensor, b: Tensor) -> Float[Tensor, "layer position k m"]:
+    """a_k . b_m at every layer and position, of [layer, k, position, d] each."""
+    return double(torch.einsum("lkpd,lmpd->lpkm", wide(a), wide(b)))
 
 
 def haar(known: Float[Tensor, "d m"], count: int, generator: torch.Generator) -> Float[Tensor, "d count"]:
