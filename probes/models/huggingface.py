@@ -116,7 +116,7 @@ class HuggingFaceView(Watched):
         for module in self._model.modules():  # blocks of other models have other configurations
             if isinstance(config := vars(module).get("config"), PreTrainedConfig):
                 config._attn_implementation = ATTENTION
-        for attention, window in zip(map(self._attention, range(self.spec.blocks)), self.spec.windows, strict=True):
+        for attention, window in zip(self._attentions, self.spec.windows, strict=True):
             if hasattr(attention, "sliding_window"):  # of a block in another's place; masks go by the place
                 attention.sliding_window = window
 
@@ -127,6 +127,7 @@ class HuggingFaceView(Watched):
         self._family = family_of(config)
         self._decoder: Any = model.get_decoder()
         self._blocks = running_blocks(self._decoder, self._family)
+        self._attentions = [attention_of(block, layer, self._family) for layer, block in enumerate(self._blocks)]
         self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
@@ -316,7 +317,7 @@ class HuggingFaceView(Watched):
     @contextmanager
     def _attending(self, heard: Listening, layers: Sequence[int]) -> Iterator[None]:
         """Listen to the attention of `layers`: record it, apply edits, call the watcher, as far as these are asked for."""
-        heard.modules = {id(self._attention(layer)): layer for layer in layers}
+        heard.modules = {id(self._attentions[layer]): layer for layer in layers}
         token = listening.set(heard)
         try:
             yield
@@ -332,10 +333,7 @@ class HuggingFaceView(Watched):
         return (all_of_it - nothing)[0].unflatten(0, heads).to(self.device)
 
     def _output_projection(self, layer: int) -> nn.Module:
-        return getattr(self._attention(layer), self._family.output)
-
-    def _attention(self, layer: int) -> Any:
-        return attention_of(self._blocks[layer], layer, self._family)
+        return getattr(self._attentions[layer], self._family.output)
 
     # -- taking apart and starting afresh
 
