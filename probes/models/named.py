@@ -341,14 +341,19 @@ def _unread(model: Any, names: Iterable[str]) -> list[str]:
 
 
 def check_finite(weights: Stored, name: str) -> None:
+    """Raises InputError where a weight is not finite. Devices are read once, not once a weight."""
+    ends: dict[tuple[torch.device, torch.dtype], dict[str, Tensor]] = {}
     for key, value in weights:
         if not value.is_floating_point() or not value.numel():  # codes, of which the scales are checked
             continue
         value = value.float() if value.dtype.itemsize == 1 else value  # torch compares no numbers of 8 bits
         # Least and greatest pass on what is not a number, in a tenth of the time that a look at every weight takes.
-        if not torch.stack(torch.aminmax(value)).isfinite().all():
-            ends = "float16 ends at 65504, use another dtype, or " if value.dtype == torch.float16 else ""
-            raise InputError(f"model '{name}' has weights that are not finite ({key}); {ends}check the checkpoint")
+        ends.setdefault((value.device, value.dtype), {})[key] = torch.stack(torch.aminmax(value.detach()))
+    for (_, dtype), found in ends.items():
+        finite = torch.stack([*found.values()]).isfinite().all(1).tolist()
+        for key in (key for key, well in zip(found, finite, strict=True) if not well):
+            more = "float16 ends at 65504, use another dtype, or " if dtype == torch.float16 else ""
+            raise InputError(f"model '{name}' has weights that are not finite ({key}); {more}check the checkpoint")
 
 
 @contextmanager

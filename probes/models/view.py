@@ -50,7 +50,7 @@ class Identity:
     name: str
     revision: str | None
     condition: str  # "pretrained", "init", or "init-nope" (fresh weights, no positional encoding)
-    weights: str  # SHA-256 over dtypes, shapes and values
+    weights: str  # a hash of names, dtypes, shapes and values (see `identity`)
     config: str  # canonical JSON of the configuration
     backend: str
     dtype: str

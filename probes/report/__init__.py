@@ -143,7 +143,7 @@ def provenance(collected: Collected) -> Table:
                     str(ds.attrs.get("tokens_sha256", ""))[:HASH],
                 ]
             )
-    return Table("What made each result; hashes are SHA-256, of weights and of token ids", COLUMNS, rows)
+    return Table("What made each result; hashes are of weights and of token ids", COLUMNS, rows)
 
 
 def quick_remarks(collected: Collected) -> list[str]:

@@ -59,7 +59,7 @@ def set_command(arguments: Sequence[str]) -> None:
 def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: Any) -> dict[str, Attribute]:
     """Attributes that say what made a result of `model`, any `probes.models.view.View`.
 
-    `model`, `revision` ("null" if there is none), `condition`, `weights` (SHA-256), `config` (JSON), `backend`, `dtype`,
+    `model`, `revision` ("null" if there is none), `condition`, `weights` (their hash), `config` (JSON), `backend`, `dtype`,
     `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
     `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
     ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`, for one that is changed
