@@ -34,6 +34,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from ..run.memory import batches
 from ..run.precision import double, wide
 from .ablate import check_reference
 from .edited import Change, Edited
@@ -77,13 +78,14 @@ def _estimated(model: View, what: What, layers: Sequence[int], reference: Tensor
         ranks = {at: one.rank for at, one in _estimated(model, "means", layers, reference, rank, seed).items()}
     erasers: Erasers = {}
     blocks = model.trace(model.embed(reference[:1])).blocks
-    streams = torch.cat([model.embed(row[None]) for row in reference])
+    parts = list(batches(range(len(reference)), model, reference.shape[1]))
+    streams = torch.cat([model.embed(reference[some]) for some in parts])
     for layer in range(max(layers) + 1):
         if layer in layers:
             erasers[layer] = eraser = _of_block(what, streams[:, 1:], ranks[layer], seed, layer)
             streams = torch.cat([streams[:, :1], eraser(streams[:, 1:])], 1)
         if layer < max(layers):
-            streams = torch.cat([blocks[layer](row[None]) for row in streams])
+            streams = torch.cat([blocks[layer](streams[some[0] : some[-1] + 1]) for some in parts])
     return erasers
 
 
@@ -94,8 +96,8 @@ def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int
     flat = around.flatten(0, 1)
     cov = flat.T @ flat / len(flat)
     if what == "shuffled":
-        orders = other_orders(len(around), around.shape[1], seed)
-        around = torch.stack([row[order.to(row.device)] for row, order in zip(around, orders, strict=True)])
+        orders = torch.stack(other_orders(len(around), around.shape[1], seed)).to(around.device)
+        around = around[torch.arange(len(around), device=around.device)[:, None], orders]
     if what in ("direction", "shuffled"):
         return Eraser(mean, *_direction(cov, around.mean(0)))
     if what == "means":

@@ -45,6 +45,7 @@ from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import Variable, dataset, provenance, with_ends, with_low_high
 from ...results.statistics import jackknife, numbered
+from ...run.memory import Retry, prompts_at_once
 from ...run.progress import Progress, Tally, part
 from ...run.store import Piece, Store
 from ..consequences import RECALLED, check_recall, consequences, known_mean
@@ -205,22 +206,25 @@ def _read(
     group_of = {n: number for number, group in enumerate(groups) for some in group for n in some}
     prompts = sorted(group_of)
     report = Tally(progress, len(prompts) * (2 * len(chunks) + 1))
+    retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{view.identity.name}'", report)
 
     def fit(n: int) -> Piece:
         one, other = groups[n % 2]
-        return trained(view, tokens, (one, other), chunks[n // 2], seed, report)
+        return retry(lambda: trained(view, tokens, (one, other), chunks[n // 2], seed, report))
 
     pieces = store.each("fit", 2 * len(chunks), fit)
     readers = [
         {name: np.concatenate([piece[name] for piece in pieces[group::2]]) for name in pieces[0]} for group in (0, 1)
     ]
 
-    def tried(at: int) -> Piece:
-        found = explained(view, tokens, prompts[at], readers[1 - group_of[prompts[at]]], layers, seed)
-        report()
-        return {"r2": found}
+    def tried(numbers: Sequence[int]) -> list[Piece]:
+        some = [prompts[at] for at in numbers]
+        by = [1 - group_of[n] for n in some]
+        r2 = retry(lambda: explained(view, tokens, some, readers, by, layers, seed, report))
+        return [{"r2": each} for each in r2]
 
-    r2 = store.each("tried", len(prompts), tried).stacked("r2")
+    at_once = prompts_at_once(view, tokens.shape[1])
+    r2 = store.together("tried", len(prompts), tried, at_once).stacked("r2")
     report.finish()
     return r2
 

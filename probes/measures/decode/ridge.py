@@ -29,6 +29,7 @@ from ...models.checks import not_finite
 from ...models.edited import passing
 from ...models.erase import log_position
 from ...models.view import View
+from ...run.memory import batches, block_numbers
 from ...run.precision import double, precise
 from ...run.store import Piece
 
@@ -36,56 +37,72 @@ STRENGTHS = 10.0 ** np.arange(-9, 4)
 TARGETS = ("position", "shuffled")
 
 
-def targets(length: int, prompt: int, seed: int, device: torch.device) -> Float[Tensor, "position target"]:
-    """log(1 + i) of the positions from 1 on, and the same in an order of this prompt's own."""
-    logs = log_position(length, device)
-    order = torch.from_numpy(np.random.default_rng([seed, prompt]).permutation(length - 1)).to(device)
-    return torch.stack([logs, logs[order]], 1)
+def targets(
+    length: int, prompts: Sequence[int], seed: int, device: torch.device
+) -> Float[Tensor, "prompt position target"]:
+    """log(1 + i) of the positions from 1 on, and the same in an order of each prompt's own."""
+    orders = np.stack([np.random.default_rng([seed, n]).permutation(length - 1) for n in prompts])
+    logs, order = log_position(length, device), torch.from_numpy(orders).to(device)
+    return torch.stack([logs.expand(order.shape), logs[order]], -1)
 
 
 def looked_at(
     model: View,
     tokens: Int[Tensor, "prompt position"],
-    prompt: int,
+    prompts: Sequence[int],
     layers: range,
     seed: int,
     look: Callable[[int, Tensor, Tensor], None],
+    report: Callable[[int], object],
 ) -> None:
-    """Call `look` with (number among these layers, stream [position, d], targets [position, target]) of a prompt."""
-    z = targets(tokens.shape[1], prompt, seed, precise(model.device))
+    """Call `look` with (number among these layers, streams [prompt, position, d], targets [prompt, position, target]).
 
-    def each(layer: int, streams: Tensor) -> None:
-        if layer in layers:
-            look(layer - layers.start, double(streams[0, 1:]), z)
+    Of these prompts, as many at a time as go through the model together.
+    """
+    length = tokens.shape[1]
+    for some in batches(prompts, model, length):
+        z = targets(length, some, seed, precise(model.device))
 
-    passing(model, tokens[prompt : prompt + 1], each)
+        def each(layer: int, streams: Tensor, z: Tensor = z) -> None:
+            if layer in layers:
+                look(layer - layers.start, double(streams[:, 1:]), z)
+
+        passing(model, tokens[some], each)
+        report(len(some))
 
 
 def fitted(
-    moments: Float[Tensor, "row row"],
-) -> tuple[Float[Tensor, "target strength d"], Float[Tensor, "target strength"]]:
-    """Readers of one layer, w and what is added to w . x, for every target and strength; rows are 1, x and z."""
-    x, z, n = slice(1, -len(TARGETS)), slice(-len(TARGETS), None), moments[0, 0]
-    mean, level = moments[0, x] / n, moments[0, z] / n
-    sizes, vectors = torch.linalg.eigh(moments[x, x] - n * torch.outer(mean, mean))
-    sizes.clamp_(min=0)  # rounding
-    along = vectors.T @ (moments[x, z] - n * torch.outer(mean, level))  # [d, target]
-    unit = sizes.mean().clamp_min(torch.finfo(torch.float64).tiny)
-    below = sizes + torch.from_numpy(STRENGTHS).to(sizes)[:, None] * unit  # [strength, d]
-    weights = (along.T[:, None] / below) @ vectors.T
-    return weights, level[:, None] - weights @ mean
+    moments: Float[Tensor, "layer row row"],
+) -> tuple[Float[Tensor, "layer target strength d"], Float[Tensor, "layer target strength"]]:
+    """Readers of every layer, w and what is added to w . x, for every target and strength; rows are 1, x and z."""
+    found, size = list[tuple[Tensor, Tensor]](), max(1, block_numbers(moments.device) // moments[0].numel())
+    x, z = slice(1, -len(TARGETS)), slice(-len(TARGETS), None)
+    for some in moments.split(size):
+        n = some[:, :1, :1]
+        mean, level = some[:, 0, x] / n[..., 0], some[:, 0, z] / n[..., 0]
+        sizes, vectors = torch.linalg.eigh(some[:, x, x] - n * (mean[:, :, None] * mean[:, None]))
+        sizes.clamp_(min=0)  # rounding
+        along = vectors.mT @ (some[:, x, z] - n * (mean[:, :, None] * level[:, None]))  # [layer, d, target]
+        unit = sizes.mean(-1).clamp_min(torch.finfo(torch.float64).tiny)[:, None, None]
+        below = sizes[:, None] + torch.from_numpy(STRENGTHS).to(sizes)[:, None] * unit  # [layer, strength, d]
+        weights = (along.mT[:, :, None] / below[:, None]) @ vectors.mT[:, None]
+        found.append((weights, level[..., None] - (weights @ mean[:, None, :, None])[..., 0]))
+    weights, constants = (torch.cat(each) for each in zip(*found, strict=True))
+    return weights, constants
 
 
 def error(
     weights: Float[Tensor, "target ... d"],
     constants: Float[Tensor, "target ..."],
-    x: Float[Tensor, "position d"],
-    z: Float[Tensor, "position target"],
-) -> Float[Tensor, "target ..."]:
-    """Sum over positions of squared errors, of predictions within the range of the prompt's targets."""
-    predicted = weights @ x.T + constants[..., None]  # [target, ..., position], of any strengths
-    truth = z.T if weights.ndim == 2 else z.T[:, None]
-    return (truth - predicted.clamp(z.min(), z.max())).square().sum(-1)
+    x: Float[Tensor, "prompt position d"],
+    z: Float[Tensor, "prompt position target"],
+) -> Float[Tensor, "prompt target ..."]:
+    """Sums over positions of squared errors, of predictions within the range of the prompt's targets."""
+    each = weights.unsqueeze(1) if weights.ndim == 2 else weights  # [target, strength, d]
+    predicted = torch.einsum("tsd,npd->ntsp", each, x) + constants.reshape(each.shape[:2])[..., None]
+    truth, lowest, highest = z.mT[:, :, None], z.amin(), z.amax()  # all prompts have the same targets, in some order
+    left = (truth - predicted.clamp(lowest, highest)).square().sum(-1)
+    return left.reshape(len(x), *constants.shape)
 
 
 def trained(
@@ -94,7 +111,7 @@ def trained(
     halves: tuple[Sequence[int], Sequence[int]],
     layers: range,
     seed: int,
-    report: Callable[[], object],
+    report: Callable[[int], object],
 ) -> Piece:
     """Readers of these layers, fitted on prompts in two parts of different documents.
 
@@ -111,43 +128,48 @@ def trained(
     errors = torch.zeros(count, len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
 
     def add(moments: Tensor, at: int, x: Tensor, z: Tensor) -> None:
-        row = torch.cat([torch.ones_like(x[:, :1]), x, z], 1)
+        row = torch.cat([torch.ones_like(x[..., :1]), x, z], -1).flatten(0, 1)
         moments[at].addmm_(row.T, row)
 
-    def test(readers: list[tuple[Tensor, Tensor]], at: int, x: Tensor, z: Tensor) -> None:
-        errors[at] += error(*readers[at], x, z)
+    def test(weights: Tensor, constants: Tensor, at: int, x: Tensor, z: Tensor) -> None:
+        errors[at] += error(weights[at], constants[at], x, z).sum(0)
 
     for moments, prompts in zip(parts, halves, strict=True):
-        for n in prompts:
-            looked_at(model, tokens, n, layers, seed, partial(add, moments))
-            report()
+        looked_at(model, tokens, prompts, layers, seed, partial(add, moments), report)
     if not torch.isfinite(parts).all():
         raise not_finite(model, "residual streams")
     for moments, prompts in zip(parts, halves[::-1], strict=True):  # fitted on one part, tried on the other
-        readers = [fitted(of_layer) for of_layer in moments]
-        for n in prompts:
-            looked_at(model, tokens, n, layers, seed, partial(test, readers))
-            report()
-    found: dict[str, list[np.ndarray]] = {"weights": [], "constant": []}
-    for moments, tried in zip(parts.sum(0), errors.cpu().numpy(), strict=True):
-        best = len(STRENGTHS) - 1 - tried[:, ::-1].argmin(-1)
-        for name, values in zip(found, fitted(moments), strict=True):
-            found[name].append(values[range(len(TARGETS)), best].cpu().numpy())
-    return {name: np.stack(values) for name, values in found.items()}
+        looked_at(model, tokens, prompts, layers, seed, partial(test, *fitted(moments)), report)
+    best = len(STRENGTHS) - 1 - errors.flip(-1).argmin(-1)  # [layer, target]
+    place = torch.arange(count, device=device)[:, None], torch.arange(len(TARGETS), device=device), best
+    weights, constants = (values[place].cpu().numpy() for values in fitted(parts.sum(0)))
+    return {"weights": weights, "constant": constants}
 
 
 def explained(
-    model: View, tokens: Int[Tensor, "prompt position"], prompt: int, readers: Piece, layers: range, seed: int
-) -> Float[np.ndarray, "layer target"]:
-    """R^2 of readers on one prompt: 1 - left / sum over its positions of (z - mean z)^2."""
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    prompts: Sequence[int],
+    readers: Sequence[Piece],
+    which: Sequence[int],
+    layers: range,
+    seed: int,
+    report: Callable[[int], object],
+) -> Float[np.ndarray, "prompt layer target"]:
+    """R^2 on some prompts: 1 - left / sum over a prompt's positions of (z - mean z)^2.
+
+    `which` says by which of the readers each prompt is read.
+    """
+    device, found = precise(model.device), list[Tensor]()
     weights, constants = (
-        torch.from_numpy(np.array(readers[name])).to(precise(model.device)) for name in ("weights", "constant")
+        torch.from_numpy(np.stack([piece[name] for piece in readers])).to(device) for name in ("weights", "constant")
     )
-    found = np.zeros((len(layers), len(TARGETS)))
 
     def look(at: int, x: Tensor, z: Tensor) -> None:
-        left = error(weights[at], constants[at], x, z)
-        found[at] = (1 - left / (z - z.mean(0)).square().sum(0)).cpu().numpy()
+        left = torch.stack([error(*one, x, z) for one in zip(weights[:, at], constants[:, at], strict=True)])
+        found.append(1 - left / (z - z.mean(1, keepdim=True)).square().sum(1))
 
-    looked_at(model, tokens, prompt, layers, seed, look)
-    return found
+    looked_at(model, tokens, prompts, layers, seed, look, report)
+    # [batch of layers][reader, prompt, target]
+    each = [torch.stack(found[n : n + len(layers)], 2) for n in range(0, len(found), len(layers))]
+    return torch.cat(each, 1).cpu().numpy()[list(which), range(len(prompts))]
