@@ -212,6 +212,23 @@ def test_on_a_gpu_prompts_go_together_and_the_host_waits_once_a_block():
     assert (deep.reads - few.reads) / 2 == 2  # all forms, and the shuffled ones
 
 
+def test_what_does_not_fit_is_taken_in_parts(monkeypatch):
+    tokens, given, heads = text(8, 40), {"lags": LAGS, "bootstrap": 5, "fresh": 0}, list[int]()
+    whole = leakage(load(families.model("llama"), dtype="float64"), tokens, **given)
+
+    def counted(halves: list[Attention], *of: object) -> dict[str, torch.Tensor]:
+        heads.append(halves[0].query.shape[1])
+        return split_of(halves, *of)
+
+    monkeypatch.setattr(FORMS, "split", counted)
+    with Simulated(largest=4 * families.HEADS * 40**2 * 8):  # all heads' logits of four prompts
+        found = leakage(load(families.model("llama"), device=str(ONE), dtype="float64"), tokens, **given)
+    assert max(heads) == families.HEADS > min(heads)
+    for name, values in whole.items():
+        if not str(name).startswith("weight"):  # exp of wild logits
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-9 * float(abs(values).max()) + 1e-12)
+
+
 @pytest.mark.slow
 def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     generator = torch.Generator().manual_seed(8)

@@ -47,7 +47,7 @@ from ..models.swap import unswapped
 from ..models.view import Edit, View
 from ..results.dataset import Variable, dataset, labelled, provenance
 from ..results.tables import Table, number
-from ..run.memory import Retry, prompts_at_once
+from ..run.memory import Retry, batches, prompts_at_once
 from ..run.precision import double
 from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
@@ -161,10 +161,7 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
     kept = 2 * layers * (length + model.spec.width)  # float32 numbers, of norms and of position 0's streams in float64
 
-    def together() -> int:
-        return prompts_at_once(model, length, kept)
-
-    def passed(numbers: Sequence[int]) -> list[Piece]:
+    def passed(some: list[int]) -> list[Piece]:
         norms, median, zero = list[Tensor](), list[Tensor](), list[Tensor]()
 
         def look(layer: int, streams: Float[Tensor, "prompt position d"]) -> None:
@@ -172,7 +169,6 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
             median.append(double(streams.float().abs().flatten(1).median(1).values))
             zero.append(double(streams[:, 0]))
 
-        some = list(numbers)
         passing(model, tokens[some], look)
         report(len(some))
         at_0, again = torch.stack(zero, 1), streams_at(model, changed[some], 0)
@@ -184,10 +180,9 @@ def _along(model: View, tokens: Int[Tensor, "prompt position"], report: Tally, s
         return [{name: x[n] for name, x in arrays.items()} for n in range(len(some))]
 
     def measured(numbers: Sequence[int]) -> list[Piece]:
-        size = together()
-        return [piece for n in range(0, len(numbers), size) for piece in passed(numbers[n : n + size])]
+        return retry(lambda: [piece for some in batches(numbers, model, length, kept) for piece in passed(some)])
 
-    pieces = store.together("trajectory", count, lambda numbers: retry(lambda: measured(numbers)), together())
+    pieces = store.together("trajectory", count, measured, prompts_at_once(model, length, kept))
     norms, median, zero = (pieces.stacked(name) for name in ("norms", "median", "zero"))  # [prompt, layer, ...]
     if not np.isfinite(norms).all():
         raise not_finite(model, "residual streams")

@@ -6,7 +6,7 @@ Definitions, names and sources are those of `probes.leakage`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -19,10 +19,11 @@ from ...errors import InputError
 from ...models.checks import not_finite
 from ...models.view import Attention, View
 from ...results import statistics
-from ...run.memory import block_numbers, trim
+from ...run.memory import Retry, block_numbers, share_of, shares, trim
 from ...run.precision import precise
 from ...run.progress import Progress, Tally
 from ...run.store import Piece, Store
+from ..attention import part_of
 from .samples import Band, Course, Half, halves_of, lag_means_of, sampled
 
 SHUFFLES = 100  # of query labels
@@ -68,9 +69,16 @@ def splits(
     # Heads that are taken together, so that the quantities of prompts stay below a block's numbers where one head's do.
     of_head = len(tokens) * longest * (len(OF_LAGS) * len(lags) + len(OF_QUERIES))
     heads = max(1, block_numbers(model.device) // of_head)
-    of_model = torch.tensor(lags, device=model.device)
-    counted = drawn.to(precise(model.device))
+    back, counted = torch.tensor(lags, device=model.device), drawn.to(precise(model.device))
+    retry = Retry(
+        f"a block's attention on {len(tokens)} prompts of {tokens.shape[1]} positions of '{model.identity.name}'"
+    )
     ahead, course = iter(range(model.spec.blocks)), list[Course]()
+
+    def apart(halves: Sequence[Attention]) -> list[dict[str, Tensor]]:
+        """Of these heads, or of some after the other where memory has run out and no edit takes all."""
+        few = [slice(None)] if halves[0].reweigh else shares(halves[0].query.shape[1])
+        return [split([part_of(half, heads=some) for half in halves], bands, back, counted) for some in few]
 
     def measured(layer: int) -> Piece:
         """A block's forms; the blocks before it that nobody asks this process for are passed."""
@@ -82,7 +90,7 @@ def splits(
             for _ in course[0].through(at):
                 pass
             report()
-        found = [split(halves, bands, of_model, counted) for halves in course[0].attention(layer, heads)]
+        found = [part for halves in course[0].attention(layer, heads) for part in retry(partial(apart, halves))]
         trim()
         report()
         return {name: torch.cat([some[name] for some in found], 2).numpy() for name in found[0]}
@@ -102,7 +110,7 @@ def split(
 
     All of them come back from the attention's device at once.
     """
-    numbers = block_numbers(halves[0].query.device)
+    numbers = share_of(block_numbers(halves[0].query.device))
     means, found, shuffled = [lag_means_of(half, numbers) for half in halves], list[Named](), list[Tensor]()
     weights = _weights(drawn.to(means[0]))
     for band in bands:
