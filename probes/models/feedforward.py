@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..run.memory import block_numbers, shares
+from .passes import scaled
 from .view import Linear, Norm, Parts, Routing
 
 
@@ -95,12 +96,12 @@ class Dense:
             return self._by_position(cotangent, slopes)
         d_hidden = cotangent @ self.down
         *gate, up = self.first.split(features)
+        *d_gate, d_up = scaled(d_hidden, *slopes)
+        d_normed = d_up @ up
         # One product after the other: both cotangents side by side would be written and read once more.
-        d_normed = d_hidden.new_zeros(()) if not gate else (d_hidden * slopes[0].unsqueeze(2)) @ gate[0]
-        d_hidden.mul_(slopes[-1].unsqueeze(2))
-        if not gate:
-            return d_hidden @ up
-        return d_normed.flatten(0, 2).addmm_(d_hidden.flatten(0, 2), up).view_as(d_normed)
+        for product in d_gate:
+            d_normed.view(-1, width).addmm_(product.view(-1, features), gate[0])
+        return d_normed
 
     def _by_position(self, cotangent: Tensor, slopes: list[Tensor]) -> Tensor:
         """The same by each position's whole Jacobian [d, d], which takes fewer multiplications for many directions.

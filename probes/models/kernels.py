@@ -68,3 +68,51 @@ def columns(
         counts += tl.sum(tl.where(weights > threshold, 1.0, 0.0), 0)
     tl.store(total + row * length + j, sums, mask=j < length)
     tl.store(over + row * length + j, counts, mask=j < length)
+
+
+def scale(x: Tensor, *by: Tensor) -> list[Tensor]:
+    """x [..., K, d] times one or two others [..., d] in one pass; the last product is written over `x`."""
+    count, width = x.shape[-2:]
+    made = torch.empty_like(x) if len(by) == 2 else x
+    rows, columns_ = min(8, triton.next_power_of_2(count)), min(512, triton.next_power_of_2(width))
+    grid = x.numel() // (count * width), triton.cdiv(count, rows), triton.cdiv(width, columns_)
+    kernel: Any = scale_rows
+    with torch.cuda.device_of(x):
+        kernel[grid](x, by[0], by[-1], made, count, width, TWO=len(by) == 2, ROWS=rows, WIDTH=columns_)
+    return [made, x] if len(by) == 2 else [x]
+
+
+@triton.jit
+def scale_rows(x, one, other, made, count, width, TWO: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    k, at = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    inside = (k < count)[:, None] & (at < width)[None, :]
+    places = (place * count + k)[:, None] * width + at[None, :]
+    values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+    last = tl.load(other + place * width + at, mask=at < width, other=0.0).to(tl.float32)
+    if TWO:
+        first = tl.load(one + place * width + at, mask=at < width, other=0.0).to(tl.float32)
+        tl.store(made + places, values * first[None, :], mask=inside)
+    tl.store(x + places, values * last[None, :], mask=inside)
+
+
+def project(total: Tensor, weighted: Tensor, unit: Tensor, inverse: Tensor, out: Tensor) -> Tensor:
+    """out = total + (g - unit <g, unit>/d) inverse for g [B, T, K, d], summed in float32, in one pass."""
+    count, width = weighted.shape[-2:]
+    size = triton.next_power_of_2(width)
+    kernel: Any = project_rows
+    grid = (weighted.numel() // width,)
+    with torch.cuda.device_of(out):
+        kernel[grid](total, weighted, unit, inverse, out, count, width, WIDTH=size, num_warps=4 if size <= 2048 else 8)
+    return out
+
+
+@triton.jit
+def project_rows(total, weighted, unit, inverse, out, count, width, WIDTH: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    place, inside = row // count, at < width
+    g = tl.load(weighted + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(unit + place * width + at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(total + row * width + at, mask=inside, other=0.0).to(tl.float32)
+    across = (g - u * (tl.sum(g * u, 0) / width)) * tl.load(inverse + place).to(tl.float32)
+    tl.store(out + row * width + at, before + across, mask=inside)

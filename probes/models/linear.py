@@ -32,6 +32,7 @@ from torch.nn import functional
 from ..run.memory import block_numbers, own_memory, share_of
 from ..run.precision import wide
 from .feedforward import affine, feed_forward, stacked
+from .passes import along, scaled
 from .view import Linear, Norm, Parts, sees
 
 # Queries per band on a CPU: bounds memory at B H band K T numbers, and skips what is above the diagonal for T much above it.
@@ -73,6 +74,8 @@ class Normalized:
         if self.absent:
             return cotangent
         weighted = cotangent * (self.weight if self.own else self.weight.squeeze(1))
+        if self.layer:
+            weighted -= weighted.mean(-1, keepdim=True)
         unit, inverse, dots = self._at(weighted, rows)
         return weighted.mul_(inverse).addcmul_(dots, unit, value=-1 / self.size)
 
@@ -80,13 +83,16 @@ class Normalized:
         """total + (g - unit <g, unit>/d [- mean g]) / rms, g the cotangent of `unit`; `weighted` may be overwritten."""
         if self.absent:
             return torch.add(total, weighted, out=out)
+        if self.layer:
+            weighted -= weighted.mean(-1, keepdim=True)
+        made = along(total, weighted, self.unit[:, rows], self.inverse[:, rows], out)
+        if made is not None:
+            return made
         unit, inverse, dots = self._at(weighted, rows)
         return torch.addcmul(total, weighted, inverse, out=out).addcmul_(dots, unit, value=-1 / self.size)
 
     def _at(self, weighted: Tensor, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """On these rows unit, 1 / rms and <g, unit> / rms, which broadcast to the cotangents g; g loses its mean."""
-        if self.layer:
-            weighted -= weighted.mean(-1, keepdim=True)
+        """On these rows unit, 1 / rms and <g, unit> / rms, which broadcast to the cotangents g."""
         unit, inverse, along = (
             (x.transpose(1, 2) if self.heads else x)[:, rows] for x in (self.unit, self.inverse, self.along)
         )
@@ -296,7 +302,7 @@ class LinearizedBlock:
             if frozen:
                 continue
             ds = d_out[:, at].flatten(1, 3) @ values[:, keys].mT  # [B G, n H/G K, m]
-            ds.unflatten(1, (-1, count)).mul_(weights.unsqueeze(2))
+            scaled(ds.unflatten(1, (-1, count)), weights)
             dq[:, at].flatten(1, 3).baddbmm_(ds, key[:, keys], beta=0, alpha=self.parts.scale)
             # dK[j, k, c] = sum over rows of dS[row, k, j] Q[row, c]
             query = self.queries[:, :, queries].flatten(0, 1).flatten(1, 2)
