@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..run.memory import block_numbers, own_memory, share_of
-from ..run.precision import wide
+from ..run.precision import products, wide
 from .feedforward import affine, feed_forward, stacked
 from .passes import along, scaled
 from .view import Linear, Norm, Parts, sees
@@ -270,6 +270,9 @@ class LinearizedBlock:
             outputs.append((pattern.flatten(2, 3) @ self.value[:, :, keys]).unflatten(2, (-1, self.groups)))
         return torch.cat(outputs, 2)
 
+    @products(
+        "ieee"
+    )  # a row of dS sums to 0: in TF32 what all keys have in common, such as a large bias, would not cancel
     def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
         """Cotangents of q, k, v before bias, [B, T, K, (H + 2 G) c], from those of the heads' outputs [B, rows, K, H c].
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..run.memory import available, out_of_memory, own_memory
-from ..run.precision import double, precise
+from ..run.precision import double, precise, products
 from .linear import OUTPUT_TOLERANCE, AutogradBlock, LinearizedBlock, apart, largest
 from .view import Edit, Trace, View, obstacle
 
@@ -116,7 +116,8 @@ class Disagreement(Exception):
 class Prompt:
     """One prompt's recorded pass, and how cotangents at its query position are pulled back to the source layers.
 
-    It holds the prompt's linearized blocks, as far as memory allows. With `check` their slopes are held against the model's.
+    It holds the prompt's linearized blocks, as far as memory allows. With `check` their slopes are held against the model's;
+    with `coarse` cotangents meet their weights in TF32.
     """
 
     def __init__(
@@ -130,8 +131,9 @@ class Prompt:
         check: bool,
         pathway: Pathway,
         query: int,
+        coarse: bool = False,
     ) -> None:
-        self.model, self.apart, self.pace, self.check = apart.model, apart, pace, check
+        self.model, self.apart, self.pace, self.check, self.coarse = apart.model, apart, pace, check, coarse
         self.readout: Readout = readout
         self.pathway: Pathway = pathway
         self.layers, self.query = layers, query
@@ -253,7 +255,8 @@ class Prompt:
         for layer in reversed(range(self.apart.lowest, self.model.spec.blocks)):
             first = self.query if layer == self.model.spec.blocks - 1 else None
             block, before = self.block(layer), flows
-            flows = {frozen: block.vjp(flow, first, frozen=frozen) for frozen, flow in before.items()}
+            with products("tf32" if self.coarse and isinstance(block, LinearizedBlock) else "ieee"):
+                flows = {frozen: block.vjp(flow, first, frozen=frozen) for frozen, flow in before.items()}
             if self.check and layer not in self._agreed and isinstance(block, LinearizedBlock):
                 frozen, flow = next(iter(flows.items()))
                 self._compare(layer, before[frozen], flow, first, frozen)

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import atomic, what_is
+from ..run.precision import coarse
 from ..run.store import RESULT, Store
 from .statistics import ends
 
@@ -63,8 +64,9 @@ def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: An
     `device`; of fresh weights `initialization`, what they were drawn from; `tokens_sha256`; `options` (JSON); `headwater`,
     `torch`, `transformers`, `python` (versions) and `platform`; `command` (empty when called from Python); `created` (UTC,
     ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`, for one that is changed
-    otherwise (`probes.ablated`) `changed`; for one out of a GGUF file
-    `weights_file` (JSON: its name, SHA-256 and number of tensors by type), from which the weights were dequantized.
+    otherwise (`probes.ablated`) `changed`; for one out of a GGUF file `weights_file` (JSON: its name, SHA-256 and number of
+    tensors by type), from which the weights were dequantized; of a float32 model on a GPU that knows TF32
+    `float32_products`, where it is used.
     """
     identity = model.identity
     names = ("revision", "condition", "weights", "config", "backend", "dtype", "device")
@@ -72,6 +74,8 @@ def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: An
     more = {"initialization": identity.initialization, "replacement": getattr(model, "replacement", None)}
     more |= {"weights_file": identity.weights_file, "changed": getattr(model, "said", None) or None}
     found |= {"tokens_sha256": tokens_hash(tokens), "options": options}
+    if coarse(model.device, model.dtype):
+        more |= {"float32_products": "TF32 in sketches, else float32"}
     return attributes(found | {name: value for name, value in more.items() if value is not None}) | made_with()
 
 

@@ -5,7 +5,7 @@ moves to the CPU, where the sum lies.
 
 NVIDIA's GPUs multiply float32 numbers some eight times as fast in TF32. That keeps 11 bits of each factor: a product is 3e-4
 of its size off. A measure takes its products in float32, whatever its caller has set, but where it says otherwise
-(`products`, `COARSE`): of what is an estimate good to some percent.
+(`products`): of what is an estimate good to some percent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")  # whose autocast may be on
-COARSE = "float32_products"  # the attribute of results that rest on products in TF32
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
