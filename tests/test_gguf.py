@@ -21,12 +21,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from sim import ONE, Simulated
 from transformers import PreTrainedModel
 
 import probes
 from probes.errors import InputError
+from probes.models.gguf import tensors
 from probes.models.gguf.config import config_of
 from probes.models.gguf.header import read_header
+from probes.models.gguf.tensors import known
 from probes.models.load import born, fresh
 from probes.results.dataset import provenance
 
@@ -186,6 +189,42 @@ def test_q8_0_is_the_model_within_its_rounding(tmp_path):
         assert (error <= most).all(), name
         assert (error.max() > 0) == (tensor.ndim > 1)
     assert json.loads(seen.identity.weights_file)["types"] == {"Q8_0": 23, "F32": 16}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in gguf.GGMLQuantizationType if known(kind)], ids=lambda kind: kind.name
+)
+@pytest.mark.parametrize("serial", [64, 1 << 15])
+def test_values_have_the_bits_that_gguf_s_own_have(kind, serial, monkeypatch):
+    """In pieces of few blocks and of all, here and on another device."""
+    monkeypatch.setattr(tensors, "SERIAL", serial)
+    monkeypatch.setattr(tensors, "SHARE", 2**21 // serial)
+    codes = np.random.default_rng(0).integers(0, 256, (48, 2 * gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(np.array(gguf.dequantize(codes, kind))).flatten()
+        with Simulated(memory=1):
+            there = tensors.dequantized(torch.from_numpy(codes), kind, ONE)
+            found = tensors.dequantized(torch.from_numpy(codes), kind), there.cpu()
+    assert there.device == ONE
+    number = ~expected.isnan()
+    assert number.float().mean() > 0.5
+    for one in found:
+        assert torch.equal(one.flatten()[number].view(torch.int32), expected[number].view(torch.int32))
+        assert one.isnan().sum() == (~number).sum()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_device_gets_codes_and_makes_the_same_weights_of_them(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # a simulated device is one of this thread's alone
+    path, made, values = write(tmp_path / "tiny.gguf", original(name), kind="Q8_0"), set[Any](), tensors._values
+    expected = read(path, dtype="bfloat16")
+    with Simulated(), monkeypatch.context() as patch:
+        patch.setattr(tensors, "_values", lambda kind: lambda codes: made.add(codes.device) or values(kind)(codes))
+        seen = read(path, dtype="bfloat16", device=str(ONE))
+        assert (seen.device, made) == (ONE, {ONE})
+        assert "hf_device_map" not in vars(seen._model)
+        for one, other in zip(seen._model.parameters(), expected._model.parameters(), strict=True):
+            assert torch.equal(one.cpu(), other)
 
 
 # ------------------------------------------------------------------------------------------------------------ traps

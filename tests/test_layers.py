@@ -27,7 +27,7 @@ CONTENTS = "probes"  # the table of contents: it names modules of every layer an
 ADAPTERS = {"probes.models.huggingface", "probes.models.lens"}
 BELOW_ADAPTERS = {"probes.models.fresh"}
 LOADING = {"probes.models.load", "probes.models.named"}  # may import adapters
-READERS = {f"probes.models.gguf.{name}" for name in ("config", "tensors", "tokenizer")}  # of what only it can read
+READERS = {f"probes.models.gguf.{name}" for name in ("config", "tensors")}  # of what only it can read
 MAY_IMPORT_TRANSFORMERS = ADAPTERS | BELOW_ADAPTERS | LOADING | READERS
 KNOW_TOY = ("probes.cli", "probes.__main__", "toy")
 

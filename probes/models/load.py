@@ -105,9 +105,10 @@ def load(
         )
     if not named_source:
         return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
-    named_model = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer))
+    place = place or torch.device(_usual_device())
+    named_model = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer, place))
     if split is None:
-        named_model.model.to(place or _usual_device())
+        named_model.model.to(place)
     return _view(named_model, backend, own=True, beyond=beyond)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from ..errors import InputError, reason
 from ..run.files import what_is
+from ..run.memory import own_memory
 from .checkpoint import CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
 from .families import check_sizes, family_of
-from .gguf import SUFFIX, is_gguf
+from .gguf import CPU, SUFFIX, is_gguf
 from .identity import Stored, stored
 from .initialization import ASSUMED
 
@@ -50,6 +52,7 @@ class Reading:
     trust: bool = False
     split: Mapping[str, Any] | None = None  # as `split.placement` gives it, for transformers
     tokenizer: Any = None
+    device: torch.device = CPU  # where the caller wants it: dequantized there, other files are moved
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -181,15 +184,18 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
     from .gguf.header import read_header
 
     header = read_header(path)
-    with _quiet():
+    with _quiet(), ThreadPoolExecutor(1) as beside:
+        provenance = beside.submit(header.provenance)  # of the whole file, while transformers is imported
         config, tokenizer = config_of(header), how.tokenizer
         if tokenizer is None:
-            beside = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
-            tokenizer = read_tokenizer(path.parent) if beside else tokenizer_of(header)
-        dtype = min(how.torch_dtype, torch.float32, key=lambda dtype: dtype.itemsize)  # float64 holds float32's exactly
-        model = _model(config, how, name, tensors_of(header, config, dtype))
+            there = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
+            tokenizer = read_tokenizer(path.parent) if there else tokenizer_of(header)
+        device = CPU  # from where transformers moves them to the places of a split, or `load` the whole
+        if how.split is None and own_memory(how.device) is not None:
+            device, how = how.device, replace(how, split={"device_map": {"": how.device}})
+        model = _model(config, how, name, tensors_of(header, config, device))
     model.config.name_or_path = name
-    return Found(model, tokenizer, name, None, header.provenance())
+    return Found(model, tokenizer, name, None, provenance.result())
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -252,8 +258,8 @@ def _read(folder: Path, how: Reading, name: str, tensors: dict[str, Tensor] | No
             return model, None
 
 
-def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Tensor]) -> Any:
-    """The model of a configuration with the weights of a folder, or with these."""
+def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Any]) -> Any:
+    """The model of a configuration with the weights of a folder, or with these (tensors, or what is read as one)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     from .structure import keeps_state

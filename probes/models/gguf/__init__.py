@@ -5,9 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+import torch
+
 from ...run.files import what_is
 
 MAGIC, SUFFIX = b"GGUF", ".gguf"
+CPU = torch.device("cpu")
 
 
 def is_gguf(path: Path) -> bool:

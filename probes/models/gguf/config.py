@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -196,7 +198,7 @@ def _by_frequency(header: Header, usual: dict[str, Any], head_dim: int) -> dict[
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    factors = torch.from_numpy(header.read(ROPE_FACTORS)).ravel()
+    factors = header.read(ROPE_FACTORS).ravel()
     if (factors == 1).all():
         return usual
     scaled = usual | LLAMA3 | {"factor": float(factors.max())}
@@ -210,8 +212,19 @@ def _by_frequency(header: Header, usual: dict[str, Any], head_dim: int) -> dict[
     return scaled
 
 
-def tensors_of(header: Header, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The file's tensors in a dtype, as the configuration's model has them; some may be missing.
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that is read when transformers takes it out of what it loads: some at a time, and none twice in memory."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+    def __getitem__(self, whole: Any) -> Tensor:
+        return self.read()
+
+
+def tensors_of(header: Header, config: Any, device: torch.device) -> dict[str, Unread]:
+    """The file's tensors in float32 on a device, as the configuration's model has them; some may be missing.
 
     Raises:
         InputError: a tensor of another shape, of a type that cannot be dequantized, or that the model has no place for.
@@ -234,7 +247,6 @@ def tensors_of(header: Header, config: Any, dtype: torch.dtype) -> dict[str, Ten
             f"has {len(unread)} tensors that a {config.model_type} model has no place for ({unread[0]:.60}); "
             "give the checkpoint's own folder"
         )
-    heads = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
     tensors = {}
     for name in header.tensors:
         if name in applied:
@@ -242,14 +254,20 @@ def tensors_of(header: Header, config: Any, dtype: torch.dtype) -> dict[str, Ten
         own, shape = wanted[names[name]].shape, header.shape(name)
         if shape != own:
             raise header.refuse(f"has {name} in the shape {list(shape)}, and its model in {list(own)}; get it again")
-        tensor = torch.from_numpy(header.read(name))
-        if config.model_type == "gemma2" and name.endswith("norm.weight"):  # stored with 1 added
-            tensor = tensor - 1
-        for part, count in heads.items() if header.architecture == "llama" else ():
-            if part in name:
-                tensor = tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).reshape(tensor.shape)
-        tensors[names[name]] = tensor.to(dtype).contiguous()
+        header.check(name)
+        tensors[names[name]] = Unread(shape, partial(_tensor, header, config, name, device))
     return tensors
+
+
+def _tensor(header: Header, config: Any, name: str, device: torch.device) -> Tensor:
+    tensor = header.read(name, device)
+    if config.model_type == "gemma2" and name.endswith("norm.weight"):  # stored with 1 added
+        tensor = tensor - 1
+    heads = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
+    for part, count in heads.items() if header.architecture == "llama" else ():
+        if part in name:
+            tensor = tensor.unflatten(0, (count, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+    return tensor
 
 
 # By what a file calls the rules that split its texts, as llama.cpp understands these names:
@@ -321,7 +339,7 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
     # As far as the file says, whether the model was trained with BOS in front; else as llama.cpp takes it.
     stated, usual = values.get("tokenizer.ggml.add_bos_token"), kind == SENTENCEPIECE or rules in WHOLE_WORDS
     first = ids["bos"] if (stated if isinstance(stated, bool) else usual) else None
-    made = Tokenizer.from_str(json.dumps(built | {"post_processor": None}))
+    made = Tokenizer.from_str(json.dumps(built | {"post_processor": None}, ensure_ascii=False))
     if first is not None:
         made.post_processor = TemplateProcessing([tokens[first], "$A"], None, [(tokens[first], first)])
     template = values.get("tokenizer.chat_template")

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...errors import InputError, reason
+from . import CPU
+from .tensors import dequantized, known
 
 READ = ("general.architecture", "general.type")  # of all general keys: names and descriptions do no harm
 
@@ -45,21 +49,23 @@ class Header:
         types = Counter(tensor.tensor_type.name for tensor in self.tensors.values())
         return json.dumps({"name": self.path.name, "sha256": digest, "types": dict(types.most_common())})
 
-    def read(self, name: str) -> np.ndarray:
-        """A tensor's values in float32, dequantized.
+    def check(self, name: str) -> None:
+        """Raises InputError where a tensor's type cannot be dequantized."""
+        kind = self.tensors[name].tensor_type
+        if not known(kind):
+            raise self.refuse(
+                f"stores {name!r:.60} as {kind.name}, which cannot be dequantized; give another quantization"
+            )
+
+    def read(self, name: str, device: torch.device = CPU) -> Tensor:
+        """A tensor's values in float32, dequantized on a device.
 
         Raises:
             InputError: the tensor's type cannot be dequantized.
         """
-        from gguf import dequantize
-
+        self.check(name)
         tensor = self.tensors[name]
-        try:
-            return np.array(dequantize(tensor.data, tensor.tensor_type))
-        except NotImplementedError:
-            raise self.refuse(
-                f"stores {name!r:.60} as {tensor.tensor_type.name}, which cannot be dequantized; give another quantization"
-            ) from None
+        return dequantized(torch.from_numpy(tensor.data), tensor.tensor_type, device).view(self.shape(name))
 
 
 def read_header(path: str | Path) -> Header:
@@ -119,4 +125,4 @@ def _reader(path: Path) -> Any:
                 at += 8 + length
             return at - orig_offs, [np.array(texts, object)], [0], [GGUFValueType.ARRAY, GGUFValueType.INT32]
 
-    return Reader(path)
+    return Reader(path, "c")  # as torch wants memory: nothing writes there
