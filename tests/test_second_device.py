@@ -17,7 +17,7 @@ import pytest
 import torch
 import xarray as xr
 from measured import SOME
-from sim import HERE, ONE, OTHER, Simulated
+from sim import HERE, ONE, OTHER, Launched, Simulated
 from toy_runs import MIXED, SMALL, copying
 
 import probes
@@ -156,6 +156,25 @@ def test_what_does_not_fit_in_spite_of_that_is_taken_in_smaller_chunks(monkeypat
         found = probes.jacobian(probes.load(families.model("llama"), device=str(ONE)), drawn)
     assert chunks  # all 64 directions at once did not
     near(found, expected)
+
+
+@pytest.mark.parametrize(("how", "most"), [({}, 250), ({"method": "sketch", "products": 24}, 360)])
+def test_jacobians_wait_for_no_block_and_longer_prompts_take_no_more_operations(how, most):
+    def by_block(length: int) -> tuple[float, float]:
+        """Operations and waits of a block, which are checked, too: what block 0 takes where all are pulled through."""
+        found = []
+        for layer in (0, 1):
+            with Launched() as counted:
+                probes.jacobian(view, tokens(1, 128)[:, :length], from_layer=layer, **how)
+            found.append((counted.operations, counted.reads))
+        (operations, reads), (fewer, less) = found
+        return operations - fewer, reads - less
+
+    with Simulated():
+        view = probes.load(families.model("llama"), device=str(ONE))
+        (short, waits), (long, others) = by_block(32), by_block(128)
+    assert waits == others == 0
+    assert long <= short < most
 
 
 RUNS = [*MIXED, copying(architecture=replace(SMALL, positional="rope", norm="rms", feed_forward=True))]
