@@ -45,6 +45,7 @@ def test_what_does_not_fit_is_measured_in_smaller_blocks(name, family, monkeypat
     monkeypatch.setattr(query_blocks, "__kwdefaults__", {"numbers": 1 << 15})  # several blocks; those of models, too
     model, probe = probes.load(families.model(family)), PROBES[name]
     tokens = torch.randint(3, model.spec.vocabulary, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    assert model.identity.weights  # hashed beforehand, in blocks of another size
     with Memory() as memory:
         whole = probe(model, tokens)
     rooms, begin = list[Retry](), Retry.__init__
