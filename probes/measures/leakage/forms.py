@@ -157,8 +157,8 @@ class _Drawn:
         self._values = pad_sequence([_quantities(half) for half in halves], batch_first=True)
         # [half, prompt, head, quantity, query]
         self._weights = weights
-        # Numbers of the quantities whose covariances are taken together: they are copied some four times on the way.
-        self._at_once = block_numbers(weights.device) // 8
+        # Numbers of the quantities, or shuffles, that are taken together: they are copied some four times on the way.
+        self.at_once = share_of(block_numbers(weights.device)) // 8
         self._lags = halves[0].shift.shape[1]
 
     def __getitem__(self, name: str) -> Float[Tensor, "half prompt head lag query"]:
@@ -181,7 +181,7 @@ class _Drawn:
         Those that go together, as many as are few numbers, have one shape.
         """
         found, heads = list[Tensor](), of[0].shape[2]
-        size = max(1, self._at_once // max(of[0][0].numel(), heads * of[0].shape[1] ** 2))
+        size = max(1, self.at_once // max(of[0][0].numel(), heads * of[0].shape[1] ** 2))
         for some in (slice(n, n + size) for n in range(0, len(of), size)):
             x = _beside(of[some])
             if with_ is None:
@@ -215,7 +215,7 @@ def _form(x: Tensor, y: Tensor, weights: Float[Tensor, "side resample prompt"]) 
 def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:
     """The total of the log form with the queries of one half under each other's labels: what no dependence gives."""
     one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means("logits") - drawn.means("normalizer"))
-    orders = _orders(one.shape[-1], one.device).split(max(1, block_numbers(one.device) // one.numel()))
+    orders = _orders(one.shape[-1], one.device).split(max(1, drawn.at_once // one.numel()))
     moved = (other[..., some].movedim(2, 0).contiguous() for some in orders)  # [shuffle, head, lag, query]
     return torch.cat([(one * there).mean((-2, -1)) for there in moved])[None]
 
