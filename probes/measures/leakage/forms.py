@@ -140,7 +140,7 @@ def _quantities(half: Half) -> Float[Tensor, "prompt head row query"]:
     return torch.cat([half.logits, toeplitz, *cells, z, *moved], 2)
 
 
-def _weights(counts: Float[Tensor, "resample prompt"]) -> Float[Tensor, "half resample prompt"]:
+def _weights(counts: Float[Tensor, "resample prompt"]) -> Float[Tensor, "half resample own"]:
     """What every prompt counts in the mean of its half; of halves of an odd number the smaller one ends with a zero."""
     of_halves = [counts[:, own] / counts[:, own].sum(1, keepdim=True) for own in halves_of(counts.shape[1])]
     return pad_sequence([weights.T for weights in of_halves], batch_first=True).mT.contiguous()

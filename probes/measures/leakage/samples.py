@@ -115,7 +115,7 @@ class Half:
 
 def sampled(
     attention: Attention,
-    lag_means: Float[Tensor, "prompt head lag"],
+    lag_means: Float[Tensor, "prompt head distance"],
     band: Band,
     lags: Int[Tensor, " lag"],
     numbers: int = CPU_NUMBERS,
@@ -198,9 +198,9 @@ def sampled(
 
 
 def _steadied(
-    mean: Float[Tensor, "*some head query"], t: Float[Tensor, "*some head query"], hidden: Bool[Tensor, " query"]
+    mean: Float[Tensor, "*some head query"], t: Float[Tensor, "*more head query"], hidden: Bool[Tensor, " query"]
 ) -> Tensor:
-    """What is added to a logit on position 0 of this mean to make it t(i) plus a constant of the band, [*some, head, query].
+    """What is added to a logit on position 0 of this mean to make it t(i) plus a constant of the band, [..., head, query].
 
     0 at queries that do not see position 0.
     """
@@ -208,7 +208,7 @@ def _steadied(
     return (away.sum(-1, keepdim=True) / (~hidden).sum().clamp_min(1) - away).masked_fill(hidden, 0)
 
 
-def lag_means_of(attention: Attention, numbers: int = CPU_NUMBERS) -> Float[Tensor, "prompt head lag"]:
+def lag_means_of(attention: Attention, numbers: int = CPU_NUMBERS) -> Float[Tensor, "prompt head distance"]:
     """Each prompt's mean logit over all queries and keys other than 0, for every lag below T; `t(lag)` is their mean.
 
     The longest lags have one pair or none; those without any take the last one that has. `numbers` as in `sampled`.
