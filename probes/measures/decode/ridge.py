@@ -155,7 +155,7 @@ def explained(
     layers: range,
     seed: int,
     report: Callable[[int], object],
-) -> Float[np.ndarray, "prompt layer target"]:
+) -> Float[np.ndarray, "chosen layer target"]:
     """R^2 on some prompts: 1 - left / sum over a prompt's positions of (z - mean z)^2.
 
     `which` says by which of the readers each prompt is read.
