@@ -86,10 +86,10 @@ def _cuda_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tup
     """By the kernel that PyTorch chooses for these tensors on this card."""
     kernels: Any = torch
     chosen = SDPBackend(kernels._fused_sdp_choice(query, key, value, None, 0.0, True, scale=scale))
-    if chosen is SDPBackend.CUDNN_ATTENTION:
+    if chosen == SDPBackend.CUDNN_ATTENTION:
         cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
         found = cudnn(query, key, value, None, True, 0.0, True, False, scale=scale)
-    elif chosen is SDPBackend.FLASH_ATTENTION:
+    elif chosen == SDPBackend.FLASH_ATTENTION:
         found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True, scale=scale)
     else:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
