@@ -32,6 +32,7 @@ from torch.nn import functional
 
 from probes.errors import InputError
 from probes.run.files import alone, remove_empty, require_writable
+from probes.run.memory import own_memory
 from probes.run.store import RESULT, Piece, Store
 
 from .checks import Settings, above_zero
@@ -41,8 +42,9 @@ from .tasks import Copying, Task
 BETAS, EPS = (0.9, 0.999), 1e-8  # torch's defaults, which the sources use
 DRAW = 1 << 22  # numbers of input drawn at a time and model; a block of data is 16 MiB in float32
 STEPS_DRAWN = 64  # steps of a block at most
-# Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory.
-TOGETHER = defaultdict(lambda: 1 << 28, cpu=1 << 20)
+# Numbers in the models' streams beyond which a group is split: what fits the cache of a CPU, or a device's memory, of which
+# each takes so many bytes: what the backward pass reads and writes, and a block of data (230 of them at 2 blocks of [Wu]).
+TOGETHER, BYTES = defaultdict(lambda: 1 << 28, cpu=1 << 20), 320
 SAVE_SECONDS, TELL_SECONDS = 20.0, 0.2
 UNFINISHED = "training"  # folder of unfinished work
 
@@ -153,8 +155,12 @@ def forget(folder: str | Path) -> None:
 def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list[int]]:
     """Which runs train side by side: those of one shape and batch size, in parts that fit the device's cache or memory.
 
-    RoPE, which costs time where it is on, stands apart from the rest.
+    RoPE, which costs time where it is on, stands apart from the rest. What counts is all of a device's memory, not what is
+    free: a training that is taken up again has the groups that it had.
     """
+    place = torch.device(device)
+    own = own_memory(place)
+    fitting = TOGETHER[place.type] if own is None else own.mem_get_info(place)[1] // BYTES
     by_shape: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
         a = run.architecture
@@ -162,7 +168,7 @@ def groups(runs: Sequence[Run], device: torch.device | str = "cpu") -> list[list
     found = []
     for (shape, batch, *_), members in by_shape.items():
         numbers = batch * shape.length * (shape.width * shape.blocks + shape.heads * shape.length)
-        most = max(1, TOGETHER[torch.device(device).type] // numbers)
+        most = max(1, fitting // numbers)
         parts = -(-len(members) // most)
         each = -(-len(members) // parts)
         found += [members[at : at + each] for at in range(0, len(members), each)]
@@ -189,11 +195,12 @@ def seed_of(seed: int, block: int) -> int:
 
 
 class _Data:
-    """The data of a group, drawn block by block."""
+    """The data of a group, drawn block by block, once for all models of one task and seed."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device) -> None:
-        self.runs, self.device, task = runs, device, runs[0].task
-        self.worlds = [run.task.world(run.seed, device) for run in runs]
+        self.device, task, read = device, runs[0].task, [(run.task, run.seed) for run in runs]
+        self.worlds = {(task, seed): task.world(seed, device) for task, seed in dict.fromkeys(read)}
+        self.which = torch.tensor([[*self.worlds].index(one) for one in read], device=device)
         numbers = task.batch * task.length * (task.width or 1)
         self.size = max(1, min(STEPS_DRAWN, DRAW // numbers))  # of a block, in steps
         self.block, self.inputs, self.answers = -1, torch.empty(0), torch.empty(0)
@@ -202,12 +209,13 @@ class _Data:
         """(inputs [E, B, ...], answers [E, B]) of a step."""
         block, n = divmod(step, self.size)
         if block != self.block:
-            generators = (torch.Generator(self.device).manual_seed(seed_of(run.seed, block)) for run in self.runs)
-            every = zip(self.runs, self.worlds, generators, strict=True)
-            drawn = [run.task.draw(world, generator, self.size) for run, world, generator in every]
-            self.block, self.inputs = block, torch.stack([one.inputs for one in drawn])
-            self.answers = torch.stack([run.task.answers(one) for run, one in zip(self.runs, drawn, strict=True)])
-        return self.inputs[:, n], self.answers[:, n]
+            drawn = []
+            for (task, seed), world in self.worlds.items():
+                generator = torch.Generator(self.device).manual_seed(seed_of(seed, block))
+                one = task.draw(world, generator, self.size)
+                drawn.append((one.inputs, task.answers(one)))
+            self.block, (self.inputs, self.answers) = block, map(torch.stack, zip(*drawn, strict=True))
+        return self.inputs[self.which, n], self.answers[self.which, n]
 
 
 class _Group:

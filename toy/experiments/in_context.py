@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from probes.errors import InputError
+from probes.run.memory import block_numbers, own_memory
 from probes.run.precision import precise
 
 from ..model import (
@@ -44,7 +45,7 @@ from ..model import (
 from ..tasks import Drawn, InContext, World
 from ..train import Trained, stacked
 
-# Numbers in a stream of a test pass: what fits the cache of a CPU, or a device's memory.
+# Numbers in a stream of a test pass: what fits the cache of a CPU, or a device that does not say how much memory it has.
 CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
@@ -167,7 +168,8 @@ def answers(models: Sequence[Model], inputs: Float[Tensor, "n T d"], device: tor
 
 def fitting(a: Architecture, device: torch.device) -> int:
     """Sequences of one pass of a model."""
-    return max(1, CHUNK[device.type] // (a.length * (a.width + a.heads * a.length)))
+    numbers = CHUNK[device.type] if own_memory(device) is None else block_numbers(device) // 4
+    return max(1, numbers // (a.length * (a.width + a.heads * a.length)))
 
 
 def accuracies(models: Sequence[Model], drawn: Drawn, device: torch.device) -> Float[np.ndarray, " model"]:
