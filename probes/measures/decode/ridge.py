@@ -52,23 +52,24 @@ def looked_at(
     prompts: Sequence[int],
     layers: range,
     seed: int,
-    look: Callable[[int, Tensor, Tensor], None],
+    look: Callable[[int, Tensor, Tensor, int], None],
     report: Callable[[int], object],
 ) -> None:
-    """Call `look` with (number among these layers, streams [prompt, position, d], targets [prompt, position, target]).
+    """Call `look` with (number among these layers, streams [prompt, position, d], targets [prompt, position, two], start).
 
-    Of these prompts, as many at a time as go through the model together.
+    These are of as many prompts as go through the model together, the first of which is the one at `start`.
     """
-    length = tokens.shape[1]
+    length, start = tokens.shape[1], 0
     for some in batches(prompts, model, length):
         z = targets(length, some, seed, precise(model.device))
 
-        def each(layer: int, streams: Tensor, z: Tensor = z) -> None:
+        def each(layer: int, streams: Tensor, z: Tensor = z, start: int = start) -> None:
             if layer in layers:
-                look(layer - layers.start, double(streams[:, 1:]), z)
+                look(layer - layers.start, double(streams[:, 1:]), z, start)
 
         passing(model, tokens[some], each)
         report(len(some))
+        start += len(some)
 
 
 def fitted(
@@ -127,19 +128,29 @@ def trained(
     parts = torch.zeros(2, count, rows, rows, dtype=torch.float64, device=device)
     errors = torch.zeros(count, len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
 
-    def add(moments: Tensor, at: int, x: Tensor, z: Tensor) -> None:
-        row = torch.cat([torch.ones_like(x[..., :1]), x, z], -1).flatten(0, 1)
-        moments[at].addmm_(row.T, row)
+    def of_halves(start: int, count: int) -> list[tuple[int, slice]]:
+        """Which prompts of a batch are of which half."""
+        middle = min(max(len(halves[0]) - start, 0), count)
+        owns = (slice(0, middle), slice(middle, count))
+        return [(half, own) for half, own in enumerate(owns) if own.start < own.stop]
 
-    def test(weights: Tensor, constants: Tensor, at: int, x: Tensor, z: Tensor) -> None:
-        errors[at] += error(weights[at], constants[at], x, z).sum(0)
+    def add(at: int, x: Tensor, z: Tensor, start: int) -> None:
+        rows = torch.cat([torch.ones_like(x[..., :1]), x, z], -1)
+        for half, own in of_halves(start, len(rows)):
+            flat = rows[own].flatten(0, 1)
+            parts[half, at].addmm_(flat.T, flat)
 
-    for moments, prompts in zip(parts, halves, strict=True):
-        looked_at(model, tokens, prompts, layers, seed, partial(add, moments), report)
+    def test(readers: Sequence[tuple[Tensor, Tensor]], at: int, x: Tensor, z: Tensor, start: int) -> None:
+        for half, own in of_halves(start, len(x)):
+            weights, constants = readers[half]
+            errors[at] += error(weights[at], constants[at], x[own], z[own]).sum(0)
+
+    prompts = [*halves[0], *halves[1]]
+    looked_at(model, tokens, prompts, layers, seed, add, report)
     if not torch.isfinite(parts).all():
         raise not_finite(model, "residual streams")
-    for moments, prompts in zip(parts, halves[::-1], strict=True):  # fitted on one part, tried on the other
-        looked_at(model, tokens, prompts, layers, seed, partial(test, *fitted(moments)), report)
+    readers = [fitted(parts[1]), fitted(parts[0])]  # fitted on one part, tried on the other
+    looked_at(model, tokens, prompts, layers, seed, partial(test, readers), report)
     best = len(STRENGTHS) - 1 - errors.flip(-1).argmin(-1)  # [layer, target]
     place = torch.arange(count, device=device)[:, None], torch.arange(len(TARGETS), device=device), best
     weights, constants = (values[place].cpu().numpy() for values in fitted(parts.sum(0)))
@@ -165,7 +176,7 @@ def explained(
         torch.from_numpy(np.stack([piece[name] for piece in readers])).to(device) for name in ("weights", "constant")
     )
 
-    def look(at: int, x: Tensor, z: Tensor) -> None:
+    def look(at: int, x: Tensor, z: Tensor, start: int) -> None:
         left = torch.stack([error(*one, x, z) for one in zip(weights[:, at], constants[:, at], strict=True)])
         found.append(1 - left / (z - z.mean(1, keepdim=True)).square().sum(1))
 
