@@ -223,7 +223,9 @@ def test_a_device_gets_codes_and_makes_the_same_weights_of_them(name, tmp_path, 
         seen = read(path, dtype="bfloat16", device=str(ONE))
         assert (seen.device, made) == (ONE, {ONE})
         assert "hf_device_map" not in vars(seen._model)
-        for one, other in zip(seen._model.parameters(), expected._model.parameters(), strict=True):
+        mine, theirs = ([*view._model.parameters(), *view._model.buffers()] for view in (seen, expected))
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.device == ONE
             assert torch.equal(one.cpu(), other)
 
 

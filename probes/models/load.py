@@ -107,8 +107,6 @@ def load(
         return _from_memory(source, backend, place, dtype, tokenizer, revision, beyond)
     place = place or torch.device(_usual_device())
     named_model = find(os.fspath(source), revision, Reading(dtype, trust_remote_code, split, tokenizer, place))
-    if split is None:
-        named_model.model.to(place)
     return _view(named_model, backend, own=True, beyond=beyond)
 
 

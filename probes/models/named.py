@@ -52,7 +52,7 @@ class Reading:
     trust: bool = False
     split: Mapping[str, Any] | None = None  # as `split.placement` gives it, for transformers
     tokenizer: Any = None
-    device: torch.device = CPU  # where the caller wants it: dequantized there, other files are moved
+    device: torch.device = CPU  # where the caller wants a whole one
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -299,6 +299,8 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Any]) 
     for parameter in model.parameters() if quantized else ():  # what it has beside its codes keeps its dtype
         if parameter.is_floating_point() and not keeps_state(parameter):
             parameter.data = parameter.data.to(how.torch_dtype)
+    if how.split is None:
+        model.to(how.device)
     check_finite(stored(model), name)
     return model
 
