@@ -194,15 +194,14 @@ def test_q8_0_is_the_model_within_its_rounding(tmp_path):
 @pytest.mark.parametrize(
     "kind", [kind for kind in gguf.GGMLQuantizationType if known(kind)], ids=lambda kind: kind.name
 )
-@pytest.mark.parametrize("serial", [64, 1 << 15])
-def test_values_have_the_bits_that_gguf_s_own_have(kind, serial, monkeypatch):
+@pytest.mark.parametrize("numbers", [64, 1 << 15])
+def test_values_have_the_bits_that_gguf_s_own_have(kind, numbers, monkeypatch):
     """In pieces of few blocks and of all, here and on another device."""
-    monkeypatch.setattr(tensors, "SERIAL", serial)
-    monkeypatch.setattr(tensors, "SHARE", 2**21 // serial)
+    monkeypatch.setattr(tensors, "piece_numbers", lambda device: numbers)
     codes = np.random.default_rng(0).integers(0, 256, (48, 2 * gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
     with np.errstate(all="ignore"):
         expected = torch.from_numpy(np.array(gguf.dequantize(codes, kind))).flatten()
-        with Simulated(memory=1):
+        with Simulated():
             there = tensors.dequantized(torch.from_numpy(codes), kind, ONE)
             found = tensors.dequantized(torch.from_numpy(codes), kind), there.cpu()
     assert there.device == ONE

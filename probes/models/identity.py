@@ -24,12 +24,11 @@ from torch.nn.functional import pad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..run.memory import block_numbers
+from ..run.memory import piece_numbers
 
 Stored = Iterable[tuple[str, Tensor]]  # numbers by the name of what they are
 
 LANES, WORDS, WORD = 2, 2048, 4  # of a row; bytes of a word
-SHARE = 32  # of a block's numbers, the words that are summed at once: they fit into a core's cache on a processor
 
 
 def weights_hash(weights: Stored) -> str:
@@ -68,7 +67,7 @@ class _Sums:
     """Keyed sums of the weights on one device, where they stay until all are there."""
 
     def __init__(self, device: torch.device) -> None:
-        self._keys, self._most = keys().to(device), max(1, block_numbers(device) // (SHARE * WORDS))
+        self._keys, self._most = keys().to(device), max(1, piece_numbers(device) // (LANES * WORDS))
         self._rows: list[Tensor] = []
         self._ends: list[Tensor] = []  # of each tensor what is left behind its whole rows, with zeros; summed together
         self._count = 0

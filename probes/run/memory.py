@@ -79,6 +79,7 @@ def available(device: torch.device) -> int:
 
 
 CPU_NUMBERS = 1 << 21  # of a block: 8 MiB in float32, near a core's cache
+ONE_THREAD = (1 << 15) - 1  # of an operation, from which on PyTorch divides it
 BLOCK_SHARE = 1 / 16  # of a device's free memory, for a block: some four tensors of its size exist at once
 PROMPT_SHARE = 1 / 4  # of a device's free memory, for the streams of prompts that go through a model together
 # Of a prompt on its way through a model, by position and width: its stream, a feed-forward four times as wide, and heads'
@@ -95,6 +96,15 @@ def block_numbers(device: torch.device) -> int:
     if own_memory(device) is None:
         return CPU_NUMBERS
     return max(CPU_NUMBERS, int(BLOCK_SHARE * available(device)) // 4)
+
+
+def piece_numbers(device: torch.device) -> int:
+    """How many numbers there are in a piece of what is worked off piece by piece, with a few temporary tensors of its size.
+
+    On a processor so few that PyTorch leaves them to the thread that asks: they are in its cache, and no piece waits until
+    another thread is awake, which takes milliseconds where the machine is busy.
+    """
+    return ONE_THREAD if own_memory(device) is None else block_numbers(device) // 8
 
 
 def prompts_at_once(model: Any, length: int, beside: int = 0) -> int:

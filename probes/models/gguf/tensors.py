@@ -12,13 +12,10 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from ...run.memory import block_numbers, own_memory
+from ...run.memory import piece_numbers
 from . import CPU
 
 PLAIN = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
-# On a processor transformers reads several tensors at a time. There an operation on so many numbers stays on its thread.
-SERIAL = 1 << 15
-SHARE = 8  # of a block's numbers elsewhere: codes, their parts and values exist at once
 
 
 def dequantized(data: Tensor, kind: Kind, device: torch.device = CPU) -> Tensor:
@@ -27,7 +24,7 @@ def dequantized(data: Tensor, kind: Kind, device: torch.device = CPU) -> Tensor:
     blocks, values, place = data.view(-1).view(torch.uint8).view(-1, size), _values(kind), device
     if values is None:  # gguf's own, of what no one else knows
         values, place = partial(_by_numpy, kind), CPU
-    most = max(1, (SERIAL if own_memory(place) is None else block_numbers(place) // SHARE) // numbers)
+    most = max(1, piece_numbers(place) // numbers)
     made = torch.empty(len(blocks), numbers, device=place)
     for some, into in zip(blocks.to(place).split(most), made.split(most), strict=True):
         into.copy_(values(some).view_as(into))
