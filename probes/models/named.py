@@ -185,8 +185,8 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
 
     header = read_header(path)
     with _quiet(), ThreadPoolExecutor(1) as beside:
-        provenance = beside.submit(header.provenance)  # of the whole file, while transformers is imported
         config, tokenizer = config_of(header), how.tokenizer
+        provenance = beside.submit(header.provenance)  # of the whole file, while the model is made
         if tokenizer is None:
             there = any((path.parent / file).is_file() for file in TOKENIZER_FILES)
             tokenizer = read_tokenizer(path.parent) if there else tokenizer_of(header)

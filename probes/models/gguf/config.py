@@ -277,6 +277,7 @@ DIGITS_ALONE = ("smollm", "starcoder", "refact", "codeshell", "command-r", "mine
 WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
 BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"  # vocabularies by the file's name for them
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+NO_WORDS = {"type": "BPE", "vocab": {}, "merges": []}  # in JSON
 SENTENCEPIECE_BOS = 1  # the usual id, where the file does not say
 REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the file"
 
@@ -308,7 +309,7 @@ def tokenizer_of(header: Header) -> Any | None:
 
 
 def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> Any:
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
@@ -322,10 +323,10 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
             raise ValueError(f"{SPECIAL[name]}_token_id={token!s:.40} is none of {len(tokens)} tokens")
     keys = {key: f"tokenizer.{key}" for key in GGUF_TOKENIZER_MAPPING["tokenizer"]}
     read = {name: values[keys[key]] for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items() if keys[key] in values}
-    built = json.loads(convert_gguf_tokenizer(header.architecture, read)[0].to_str())
-    built["added_tokens"] = [token for token in built["added_tokens"] if token["id"] < len(tokens)]
+    converted = convert_gguf_tokenizer(header.architecture, read)[0]
+    built, model = json.loads(converted.to_str()), converted.model
     if rules in WHOLE_WORDS:
-        built["model"]["ignore_merges"] = True
+        model.ignore_merges = True
     if rules in DIGITS_ALONE:
         digit = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated", "invert": False}
         built["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digit, built["pre_tokenizer"]]}
@@ -339,7 +340,11 @@ def _built(header: Header, tokens: list[str], kind: str, rules: str | None) -> A
     # As far as the file says, whether the model was trained with BOS in front; else as llama.cpp takes it.
     stated, usual = values.get("tokenizer.ggml.add_bos_token"), kind == SENTENCEPIECE or rules in WHOLE_WORDS
     first = ids["bos"] if (stated if isinstance(stated, bool) else usual) else None
-    made = Tokenizer.from_str(json.dumps(built | {"post_processor": None}, ensure_ascii=False))
+    # All but the words and merges, of which there are many, by way of JSON.
+    added = [AddedToken(**token) for token in built["added_tokens"] if token.pop("id") < len(tokens)]
+    made = Tokenizer.from_str(json.dumps(built | {"model": NO_WORDS, "added_tokens": [], "post_processor": None}))
+    made.model = model
+    made.add_tokens(added)
     if first is not None:
         made.post_processor = TemplateProcessing([tokens[first], "$A"], None, [(tokens[first], first)])
     template = values.get("tokenizer.chat_template")

@@ -54,9 +54,9 @@ def _values(kind: Kind) -> Callable[[Tensor], Tensor] | None:
 
 def _five_bits(shifted: bool, blocks: Tensor) -> Tensor:
     """Q5_0 (scale, the fifth bits, four bits of two numbers a byte), or Q5_1, where a least value follows the scale."""
-    halves, bits = blocks[:, : 2 + 2 * shifted].view(torch.float16).float(), torch.arange(8, device=blocks.device)
-    high, low = blocks[:, 2 + 2 * shifted :].split((4, 16), 1)
-    high = (high[:, :, None] >> bits.to(torch.uint8)) & 1  # [block, byte, bit]
+    bits = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    halves, high, low = blocks.split((2 + 2 * shifted, 4, 16), 1)
+    halves, high = halves.view(torch.float16).float(), (high[:, :, None] >> bits) & 1  # [block, byte, bit]
     codes = torch.cat([low & 15, low >> 4], 1) | (high.flatten(1) << 4)
     return halves[:, :1] * codes + halves[:, 1:] if shifted else halves * (codes.to(torch.int8) - 16)
 
