@@ -116,3 +116,63 @@ def project_rows(total, weighted, unit, inverse, out, count, width, WIDTH: tl.co
     before = tl.load(total + row * width + at, mask=inside, other=0.0).to(tl.float32)
     across = (g - u * (tl.sum(g * u, 0) / width)) * tl.load(inverse + place).to(tl.float32)
     tl.store(out + row * width + at, before + across, mask=inside)
+
+
+def group(given: Tensor, mixed: Tensor, out: Tensor) -> Tensor:
+    """out [B, G, R, H/G, K, size] = given [B, R, K, H c], and its products with mixed [B, G, R, H/G, c] in column c."""
+    batch, kv, rows, groups, count, size = out.shape
+    kernel: Any = group_rows
+    grid = batch * rows, kv * groups, triton.cdiv(count, 32)
+    of = rows, count, kv * groups, groups, mixed.shape[-1], size
+    with torch.cuda.device_of(out):
+        kernel[grid](given, mixed, out, *of, ROWS=32, WIDTH=triton.next_power_of_2(size))
+    return out
+
+
+@triton.jit
+def _grouped(rows, heads, groups):
+    """Places of this program's position and head in [B, R] and in [B, G, R, H/G]."""
+    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kv = place // rows * (heads // groups) + head // groups
+    return place, head, (kv * rows + place % rows) * groups + head % groups
+
+
+@triton.jit
+def group_rows(given, mixed, out, rows, count, heads, groups, channels, size, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    place, head, here = _grouped(rows, heads, groups)
+    k, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    there, inside = (k < count)[:, None], (at < channels)[None, :]
+    places = ((place * count + k) * heads + head)[:, None] * channels + at[None, :]
+    values = tl.load(given + places, mask=there & inside, other=0.0).to(tl.float32)
+    by = tl.load(mixed + here * channels + at, mask=at < channels, other=0.0).to(tl.float32)
+    products = tl.sum(values * by[None, :], 1)
+    values = tl.where((at == channels)[None, :], products[:, None], values)
+    tl.store(out + (here * count + k)[:, None] * size + at[None, :], values, mask=there & (at < size)[None, :])
+
+
+def turn_back(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """out [B, R, K, H c] = x [B, G, R, H/G, K, c], rotated back by angles [R, rotated]."""
+    _, kv, rows, groups, count, channels = x.shape
+    kernel: Any = turn_rows
+    grid = len(out) * rows, kv * groups, triton.cdiv(count, 32)
+    of = rows, count, kv * groups, groups, channels, cos.shape[-1], out.stride(2)
+    with torch.cuda.device_of(out):
+        kernel[grid](x, cos, sin, out, *of, ROWS=32, WIDTH=triton.next_power_of_2(channels))
+
+
+@triton.jit
+def turn_rows(
+    x, cos, sin, out, rows, count, heads, groups, channels, turned, step, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
+    place, head, here = _grouped(rows, heads, groups)
+    k, at = tl.program_id(2) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    half, inside = turned // 2, (k < count)[:, None] & (at < channels)[None, :]
+    partner = tl.where(at < half, at + half, at - half)  # of the pair that a rotation mixes
+    from_row = (here * count + k)[:, None] * channels
+    angle = place % rows * turned
+    own = tl.load(x + from_row + at[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(x + from_row + partner[None, :], mask=inside & (at < turned)[None, :], other=0.0).to(tl.float32)
+    near = tl.load(cos + angle + at, mask=at < turned, other=1.0).to(tl.float32)
+    far = tl.load(sin + angle + partner, mask=at < turned, other=0.0).to(tl.float32)
+    values = own * near[None, :] + other * tl.where(at < half, far, -far)[None, :]
+    tl.store(out + (place * count + k)[:, None] * step + (head * channels + at)[None, :], values, mask=inside)

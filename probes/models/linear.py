@@ -32,7 +32,7 @@ from torch.nn import functional
 from ..run.memory import block_numbers, own_memory, share_of
 from ..run.precision import products, wide
 from .feedforward import affine, feed_forward, stacked
-from .passes import along, scaled
+from .passes import along, grouped, scaled, turned_back
 from .view import Linear, Norm, Parts, sees
 
 # Queries per band on a CPU: bounds memory at B H band K T numbers, and skips what is above the diagonal for T much above it.
@@ -270,9 +270,8 @@ class LinearizedBlock:
             outputs.append((pattern.flatten(2, 3) @ self.value[:, :, keys]).unflatten(2, (-1, self.groups)))
         return torch.cat(outputs, 2)
 
-    @products(
-        "ieee"
-    )  # a row of dS sums to 0: in TF32 what all keys have in common, such as a large bias, would not cancel
+    # A row of dS sums to 0: in TF32 what all keys have in common, such as a large bias, would not cancel.
+    @products("ieee")
     def _attention_pullback(self, d_mixed: Tensor, first: int, frozen: bool) -> Tensor:
         """Cotangents of q, k, v before bias, [B, T, K, (H + 2 G) c], from those of the heads' outputs [B, rows, K, H c].
 
@@ -284,16 +283,13 @@ class LinearizedBlock:
         size = c if frozen else self.values.shape[-1]
         # Directions go next to the query rows, so that one product per head serves them all. <dO, O> goes beside dO, and
         # -1 is beside V: their product is dP - <dO, O>.
-        d_out = d_mixed.new_empty(batch, kv, rows, groups, count, size)
-        d_out[..., :c] = d_mixed.unflatten(-1, (kv, groups, c)).permute(0, 3, 1, 4, 2, 5)
-        if not frozen:
-            d_out[..., c:] = d_out[..., :c] @ self.mix[:, :, first : first + rows, :, :, None]
+        d_out = grouped(d_mixed, self.mix[:, :, first : first + rows], size)
         d_out, key, values = (x.flatten(0, 1) for x in (d_out, self.key, self.values))
         dv = d_out.new_zeros(batch * kv, length, count * size)
         dq, dk = d_out.new_empty(0), d_out.new_empty(0)  # not used where the pattern is constant
         if not frozen:
             dq = d_out.new_empty(batch * kv, rows, groups, count, c)
-            dk = d_out.new_zeros(batch * kv, count, length, c)
+            dk = d_out.new_zeros(batch * kv, length, count, c)
         for queries, keys in self._bands(first, rows, count):
             at, m = slice(queries.start - first, queries.stop - first), keys.stop - keys.start
             logits, slope = self._logits(queries, keys)
@@ -310,12 +306,12 @@ class LinearizedBlock:
             # dK[j, k, c] = sum over rows of dS[row, k, j] Q[row, c]
             query = self.queries[:, :, queries].flatten(0, 1).flatten(1, 2)
             by_direction = ds.view(len(ds), -1, count * m).mT @ query
-            dk[:, :, keys].add_(by_direction.view(-1, count, m, c))
+            dk[:, keys].add_(by_direction.view(-1, count, m, c).transpose(1, 2))
         made = (dq, dk, dv.unflatten(-1, (count, size))[..., :c])
         return self._projected(*(x.unflatten(0, (batch, kv)) for x in made[2 * frozen :]), first=first)
 
     def _projected(self, *made: Tensor, first: int) -> Tensor:
-        """Cotangents of values [B, G, T, K, c] or those of queries [B, G, rows, H/G, K, c], keys [B, G, K, T, c] and values.
+        """Cotangents of values [B, G, T, K, c] or those of queries [B, G, rows, H/G, K, c], keys [B, G, T, K, c] and values.
 
         They come back before rotation and norms, position by position: [B, T, K, (H + 2 G) c], or G c of values alone.
         """
@@ -329,20 +325,22 @@ class LinearizedBlock:
             (dq, dk), rows = others, slice(first, first + others[0].shape[2])
             if dq.shape[2] < length:
                 into[0].zero_()
-            queries = into[0][:, rows].unflatten(-1, (kv, self.groups, c))
-            self._back(dq.permute(0, 2, 4, 1, 3, 5), self.q_norm, rows, queries)
-            self._back(dk.permute(0, 3, 2, 1, 4), self.k_norm, slice(None), into[1].unflatten(-1, (kv, c)))
+            self._back(dq, self.q_norm, rows, into[0][:, rows])
+            self._back(dk.unsqueeze(3), self.k_norm, slice(None), into[1])
         return total
 
     def _back(self, x: Tensor, norm: Normalized, rows: slice, out: Tensor) -> None:
-        """Cotangents [B, rows, K, ..., c] of rotated heads' vectors, to those before rotation and norm."""
-        if self.rotary is None:
-            out.copy_(x)
-        else:
-            cos, sin = (table[rows].view(-1, *[1] * (x.ndim - 3), table.shape[-1]) for table in self.rotary)
-            rotate(x, cos, sin, back=True, out=out)
+        """Cotangents [B, G, rows, heads of a group, K, c] of rotated heads' vectors, to those before rotation and norm."""
+        _, kv, _, groups, _, c = x.shape
+        tables = None if self.rotary is None else [table[rows] for table in self.rotary]
+        if tables is None or not turned_back(x, *tables, out):
+            into = out.unflatten(-1, (kv, groups, c)).permute(0, 3, 1, 4, 2, 5)
+            if tables is None:
+                into.copy_(x)
+            else:
+                rotate(x, *(table[:, None, None] for table in tables), back=True, out=into)
         if not norm.absent:
-            heads = out.flatten(3, -2)
+            heads = out.unflatten(-1, (kv * groups, c))
             heads.copy_(norm.pullback(heads, rows))
 
     # -- the whole block

@@ -41,3 +41,31 @@ def along(total: Tensor, weighted: Tensor, unit: Tensor, inverse: Tensor, out: T
     from .kernels import project
 
     return project(total, weighted, unit, inverse, torch.empty_like(total) if out is None else out)
+
+
+def grouped(d_mixed: Tensor, mix: Tensor, size: int) -> Tensor:
+    """Cotangents [B, rows, K, H c] of heads' outputs `mix` [B, G, rows, H/G, c] as [B, G, rows, H/G, K, size].
+
+    Behind c come their products with the outputs, for all columns together, where `size` is larger.
+    """
+    (batch, kv, rows, groups, c), count = mix.shape, d_mixed.shape[2]
+    mix, made = mix.contiguous(), d_mixed.new_empty(batch, kv, rows, groups, count, size)
+    if size > c and _fused(d_mixed, mix):
+        from .kernels import group
+
+        return group(d_mixed, mix, made)
+    made[..., :c] = d_mixed.unflatten(-1, (kv, groups, c)).permute(0, 3, 1, 4, 2, 5)
+    if size > c:
+        made[..., c:] = made[..., :c] @ mix.unsqueeze(-1)
+    return made
+
+
+def turned_back(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> bool:
+    """Whether a kernel has rotated x [B, G, rows, H/G, K, c] back by angles [rows, rotated] into `out` [B, rows, K, H c]."""
+    known = _fused(x, cos, sin) and out.stride(-1) == 1 and out.stride(0) == out.stride(1) * out.shape[1]
+    if known and out.stride(1) == out.stride(2) * out.shape[2]:
+        from .kernels import turn_back
+
+        turn_back(x, cos, sin, out)
+        return True
+    return False
