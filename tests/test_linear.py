@@ -6,7 +6,7 @@ import reference
 import torch
 from measured import LAYER_NORM, drawn_tokens, error, linearized, parts_of, randn
 
-from probes.models import linear
+from probes.models import linear, passes
 from probes.models.huggingface import HuggingFaceView
 from probes.models.linear import AutogradBlock
 from probes.models.view import Trace
@@ -53,6 +53,20 @@ def test_both_engines_linearize_the_models_own_block(name):
         assert error(made.vjp(cotangent), own.vjp(cotangent)) < OWN[name]
         rows = cotangent[:, :, :2]
         assert error(made.vjp(rows, first=LENGTH - 2), own.vjp(rows, first=LENGTH - 2)) < OWN[name]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["qwen2", "gpt_neox", "olmo2"])
+def test_kernels_give_what_operations_one_by_one_give(name, monkeypatch):
+    pytest.importorskip("triton")
+    view = HuggingFaceView(families.model(name, dtype=torch.float32).to("cuda"))
+    block = linearized(view, view.trace(view.embed(drawn_tokens(1, LENGTH).to("cuda"))), 0)
+    for count, first, rows in [(70, None, LENGTH), (3, LENGTH - 2, 2)]:
+        cotangent = randn(count, 1, rows, families.WIDTH).to("cuda", torch.float32)
+        with monkeypatch.context() as patch:
+            patch.setattr(passes, "_there", lambda: False)
+            expected = block.vjp(cotangent, first)
+        assert error(block.vjp(cotangent, first), expected) < 1e-5  # float32 in another order
 
 
 def test_patterns_keep_their_digits_at_logits_of_a_thousand():

@@ -333,7 +333,7 @@ class LinearizedBlock:
         """Cotangents [B, G, rows, heads of a group, K, c] of rotated heads' vectors, to those before rotation and norm."""
         _, kv, _, groups, _, c = x.shape
         tables = None if self.rotary is None else [table[rows] for table in self.rotary]
-        if tables is None or not turned_back(x, *tables, out):
+        if tables is None or not turned_back(x, tables[0], tables[1], out):
             into = out.unflatten(-1, (kv, groups, c)).permute(0, 3, 1, 4, 2, 5)
             if tables is None:
                 into.copy_(x)
