@@ -32,7 +32,7 @@ Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jaco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -48,14 +48,15 @@ from ...models.initialization import Rule
 from ...models.view import Edit, View
 from ...results.curves import band
 from ...results.dataset import Variable
-from ...run.memory import Retry
-from ...run.precision import double, precise
+from ...run.memory import PROMPT_NUMBERS, Retry, prompts_at_once
+from ...run.precision import double
 from ...run.progress import Tally
 from ...run.store import Piece, Store
 from ..jacobian import jacobian
 
 DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question, and splits of all questions
 PASS = 4  # plain questions behind a context that take as long as one backward pass, about
+PATTERNS = 6  # of a block's heads, that a backward pass needs where weights are held
 PROFILE_PROMPTS, PROFILE_PRODUCTS = 4, 24
 PARTS = ("pair", "others", "position 0")
 AT = ("traced", "traced_depth", "part")
@@ -85,26 +86,47 @@ def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor)
 
 
 class Differentiable:
-    """A context that ran once with its history kept, for gradients of what follows it."""
+    """A context that ran once with its history kept, for gradients of what follows it.
 
-    def __init__(self, model: View, context: Sequence[int], edits: Sequence[Edit] = ()) -> None:
+    Of `copies` of it, which run side by side, each has gradients of its own, and one backward pass gives all of them.
+    """
+
+    def __init__(self, model: View, context: Sequence[int], edits: Sequence[Edit] = (), copies: int = 1) -> None:
         self.model = model
-        self.x = model.embed(torch.tensor([list(context)])).detach().requires_grad_()
-        self.unit = double(self.x.detach()[0, 1:]).pow(2).mean().sqrt()
+        once = model.embed(torch.tensor([list(context)])).detach()
+        self.unit = double(once[0, 1:]).pow(2).mean().sqrt()
+        self.x = once.repeat(copies, 1, 1).requires_grad_()
         self._run = behind(model, self.x, edits=edits)
 
     def streams(self, *rows: Row) -> Float[Tensor, "row token d"]:
-        """The stream after the last block at the tokens of rows of one length."""
+        """The stream after the last block at the tokens of rows of one length, as many of each copy."""
         return self._run(*padded(rows))
 
-    def odds(self, row: Row, streams: Float[Tensor, "token d"]) -> Float[Tensor, ""]:
-        """Log odds of the row's first answer against the others."""
-        values = log_p(self.model, [row], streams[None])[0][0]
-        return values[0] - values[1:].logsumexp(0)
+    def odds(self, rows: Sequence[Row], streams: Float[Tensor, "row token d"]) -> Float[Tensor, " row"]:
+        """Log odds of each row's first answer against the others."""
+        values, _ = log_p(self.model, rows, streams)
+        return values[:, 0] - values[:, 1:].logsumexp(-1)
 
-    def gradient(self, of: Float[Tensor, ""]) -> Float[Tensor, "position d"]:
-        """Of a number by the embeddings, per relative change of them."""
-        return double(torch.autograd.grad(of, self.x, retain_graph=True)[0][0]) * self.unit
+    def gradients(
+        self, numbers: Sequence[Float[Tensor, " place"]], copies: int
+    ) -> Iterator[Float[Tensor, "place position d"]]:
+        """Of numbers by the embeddings, per relative change of them.
+
+        Each place has so many copies, one behind the other, and number n is made from copy n modulo `copies`.
+        """
+        for start in range(0, len(numbers), copies):
+            of = torch.stack([double(one.sum()) for one in numbers[start : start + copies]]).sum()
+            (gradient,) = torch.autograd.grad(of, self.x, retain_graph=True)
+            yield from (double(gradient) * self.unit).unflatten(0, (-1, copies)).unbind(1)
+
+
+def together(model: View, length: int, places: int, numbers: int) -> tuple[int, int]:
+    """How many places are worked on at once, and how many copies of the context each of them has: one, or one a number."""
+    spec = model.spec
+    history = spec.blocks * (PROMPT_NUMBERS * spec.width * length + PATTERNS * spec.heads * length**2)
+    count = prompts_at_once(model, length, history)
+    copies = numbers if count >= numbers else 1
+    return min(places, max(1, count // copies)), copies
 
 
 def measured(
@@ -196,17 +218,23 @@ def behind_lists(model: View, couple: Couple, side: int, *, seed: Sequence[int],
     """
     draw, count = np.random.default_rng(seed), len(couple.starts)
     half = np.stack([draw.permutation(count) % 2 for _ in range(PRODUCTS)])  # [split, question]
-    total = torch.zeros(PRODUCTS, 2, len(couple.contexts[side]), dtype=torch.float64, device=precise(model.device))
+    context = couple.contexts[side]
+    own = torch.from_numpy(np.stack([half == which for which in (0, 1)], 1)).to(model.device)  # [split, half, question]
+    z = directions(draw, (count, PRODUCTS), model)
+    copies = together(model, len(context), 1, 2 * PRODUCTS)[1]
     with torch.enable_grad():
-        ran = Differentiable(model, couple.contexts[side])
+        ran = Differentiable(model, context, copies=copies)
         # An answer of one token adds none to its row.
-        h = ran.streams(*(Row(Asked(question, ((0,),))) for question in couple.questions[side]))[:, -1]
-        z = torch.stack([torch.stack([direction(draw, one) for _ in range(PRODUCTS)]) for one in h], 1)
-        dots = (z * h / h.detach().norm(dim=-1, keepdim=True)).sum(-1)  # [split, question]
-        for split, which in product(range(PRODUCTS), (0, 1)):
-            own = torch.from_numpy(half[split] == which)
-            total[split, which] = ran.gradient(dots[split, own].sum()).pow(2).sum(-1)
-            report(PASS)
+        rows = [Row(Asked(question, ((0,),))) for question in couple.questions[side]]
+        h = ran.streams(*(rows * copies))[:, -1].unflatten(0, (copies, -1))
+        size = h.detach().norm(dim=-1, keepdim=True)
+        dots = [
+            (z[:, split] * h[n % copies] / size[n % copies]).sum(-1) * own[split, which]
+            for n, (split, which) in enumerate(product(range(PRODUCTS), (0, 1)))
+        ]
+        found = [gradient[0].pow(2).sum(-1) for gradient in ran.gradients(dots, copies)]
+        report(PASS * len(found))
+    total = torch.stack(found).unflatten(0, (PRODUCTS, 2))
     squares = _by_line(total.cpu().numpy(), couple).mean(-1)  # [split, half, line]
     squares /= np.stack([(half == which).sum(1) for which in (0, 1)], 1)[..., None]
     lines = np.take_along_axis(squares, 1 - half[:, None], 1).mean((0, 1))
@@ -225,27 +253,30 @@ def _gradients(
     draw: np.random.Generator | None = None,
 ) -> tuple[Float[Tensor, "place position d"], Float[Tensor, "place position"]]:
     """Gradients of every question's odds; from the same pass squares of `norm`, 0 where no directions are drawn."""
-    ran = Differentiable(model, context, edits)
-    gradients = []
-    norms = torch.zeros(len(asked), len(context), dtype=torch.float64, device=precise(model.device))
-    for place, one in enumerate(asked):
-        row = Row(one)
-        streams = ran.streams(row)[0]
-        gradients.append(ran.gradient(ran.odds(row, streams)))
-        report(PASS)
-        if draw is None:
-            continue
-        h = streams[len(one.question) - 1]
-        for _ in range(PRODUCTS):
-            norms[place] += ran.gradient(h @ direction(draw, h)).pow(2).sum(-1).to(norms)
-            report(PASS)
-        norms[place] = norms[place] / PRODUCTS / double(h.detach()).pow(2).sum().to(norms)
-    return torch.stack(gradients), norms
+    products, at = 0 if draw is None else PRODUCTS, len(asked[0].question) - 1
+    z = None if draw is None else directions(draw, (len(asked), products), model)
+    size, copies = together(model, len(context), len(asked), 1 + products)
+    gradients, norms, ran = list[Tensor](), list[Tensor](), dict[int, Differentiable]()
+    for start in range(0, len(asked), size):
+        rows, some = [Row(one) for one in asked[start : start + size]], slice(start, start + size)
+        if len(rows) not in ran:
+            ran[len(rows)] = Differentiable(model, context, edits, copies * len(rows))
+        run = ran[len(rows)]
+        streams = run.streams(*(row for row in rows for _ in range(copies))).unflatten(0, (-1, copies))
+        h = streams[:, :, at]  # [place, copy, d]
+        numbers = [run.odds(rows, streams[:, 0])]
+        numbers += [] if z is None else [(h[:, n % copies] * z[some, n - 1]).sum(-1) for n in range(1, 1 + products)]
+        gradient, *others = run.gradients(numbers, copies)
+        squares = sum((other.pow(2).sum(-1) for other in others), torch.zeros_like(gradient[..., 0]))
+        gradients.append(gradient)
+        norms.append(squares / PRODUCTS / double(h[:, 0].detach()).pow(2).sum(-1, keepdim=True))
+        report(PASS * len(rows) * len(numbers))
+    return torch.cat(gradients), torch.cat(norms)
 
 
-def direction(draw: np.random.Generator, like: Float[Tensor, " d"]) -> Float[Tensor, " d"]:
+def directions(draw: np.random.Generator, size: tuple[int, int], model: View) -> Float[Tensor, "place product d"]:
     """Independent standard normal numbers, the same on every device."""
-    return torch.from_numpy(draw.standard_normal(len(like))).to(like)
+    return torch.from_numpy(draw.standard_normal((*size, model.spec.width))).to(model.device, model.dtype)
 
 
 def _by_line(values: Float[np.ndarray, "*rows position"], couple: Couple) -> Float[np.ndarray, "*rows line token"]:
