@@ -141,8 +141,9 @@ class MeasuredBlock:
                 score += path.through(head, pattern if slope is None else pattern.mul_(slope), metric)
         value = self._through(block.stream_norm, value)
         if path is not None:
-            inverse = block.stream_norm.inverse[0, :, 0].to(self.dtype)
-            value.diagonal().addcmul_(score, inverse.pow(2), value=1 / self.width)
+            if not block.stream_norm.absent:
+                score *= block.stream_norm.inverse[0, :, 0].to(self.dtype).pow(2)
+            value.diagonal().add_(score, alpha=1 / self.width)
         return value
 
     def _pattern(self, head: int) -> tuple[Float[Tensor, "query key"], Tensor | None]:
