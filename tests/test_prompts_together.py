@@ -12,9 +12,7 @@ import families
 import numpy as np
 import pytest
 import torch
-from sim import ONE, Elsewhere, Simulated
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from sim import ONE, Launches, Simulated
 
 import probes
 from probes.measures.consequences import consequences
@@ -22,21 +20,6 @@ from probes.models.swap import intervention
 from probes.models.view import View
 
 LENGTH = 16
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations on the device, and what the host waits for: numbers and copies that come back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.reads = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if any(isinstance(one, Elsewhere) for one in tree_leaves((args, kwargs))):
-            self.operations += 1
-            self.reads += not any(isinstance(one, Elsewhere) for one in tree_leaves(made))
-        return made
 
 
 def tokens(prompts: int) -> torch.Tensor:
