@@ -37,12 +37,11 @@ def column_sums(attention: Attention, log_z: Tensor, threshold: float) -> tuple[
     window = length if attention.window is None else min(attention.window, length)
     total, over = (torch.empty(log_z.shape, dtype=torch.float32, device=query.device) for _ in range(2))
     kernel: Any = columns
-    kernel[log_z.numel() // length, triton.cdiv(length, tile)](
-        *(query, key, log_z.float().contiguous(), total, over, length, window, channels, attention.scale, threshold),
-        WIDTH=width,
-        TILE=tile,
-        num_stages=2,
-    )
+    tensors = query, key, log_z.float().contiguous(), total, over
+    with torch.cuda.device_of(query):
+        kernel[log_z.numel() // length, triton.cdiv(length, tile)](
+            *(*tensors, length, window, channels, attention.scale, threshold), WIDTH=width, TILE=tile, num_stages=2
+        )
     return total, over
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...models.view import Attention, Edit, View
-from ...run.memory import Retry, block_numbers, own_memory, parts, prompts_at_once, shares
+from ...run.memory import Retry, batches, block_numbers, own_memory, parts, prompts_at_once, shares
 from ...run.precision import double, precise, total
 from ...run.store import Piece, Store, groups
 from ..attention import ALL, column_statistics, columns, normalizers, outputs, part_of, pattern_blocks, run_watched
@@ -84,24 +84,22 @@ class Sums:
     def measured(self, views: Sequence[View], retry: Retry, store: Store) -> dict[str, np.ndarray]:
         """What is reported, of all prompts; the second view has another embedding at position 0, if there are two."""
         together, kept = groups(self.prompts), 8 * self.spec.blocks * self.spec.heads * len(self.keys)
-
-        def at_once() -> int:
-            return prompts_at_once(self.model, len(views) * self.length, kept)
+        length = len(views) * self.length
 
         @torch.no_grad()
         def of_groups(numbers: Sequence[int]) -> list[Piece]:
-            prompts, size = [n for number in numbers for n in together[number]], at_once()
-            batches = (self.tokens[prompts[start : start + size]] for start in range(0, len(prompts), size))
+            prompts = [n for number in numbers for n in together[number]]
+            each = batches(prompts, self.model, length, kept)
             # Views side by side, so that both patterns of a block exist together.
-            found = _joined([self.of_prompts(torch.stack([view.embed(ids) for view in views])) for ids in batches])
+            found = [self.of_prompts(torch.stack([view.embed(self.tokens[some]) for view in views])) for some in each]
             ends = np.cumsum([len(together[number]) for number in numbers])[:-1]
-            parts = {name: np.split(x, ends) for name, x in found.items()}
+            parts = {name: np.split(x, ends) for name, x in _joined(found).items()}
             return [
                 {name: x[n] if name in self.by_prompt else _sum(x[n])[None] for name, x in parts.items()}
                 for n in range(len(numbers))
             ]
 
-        count = max(1, at_once() // len(together[0]))
+        count = max(1, prompts_at_once(self.model, length, kept) // len(together[0]))
         pieces = store.together("sinks", len(together), lambda numbers: retry(lambda: of_groups(numbers)), count)
         found = _joined(list(pieces))
         sums = {name: _sum(found.pop(name)) for name in [*found] if name not in self.by_prompt}
