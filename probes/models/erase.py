@@ -71,11 +71,14 @@ class Eraser:
 Erasers: TypeAlias = dict[int, Eraser]  # by block
 
 
-def _estimated(model: View, what: What, layers: Sequence[int], reference: Tensor, rank: int, seed: int) -> Erasers:
+def _estimated(
+    model: View, what: What, layers: Sequence[int], reference: Tensor, rank: int, seed: int, like: Erasers | None = None
+) -> Erasers:
     """By block. A pass of the reference, block by block; at the blocks that are changed its streams are held together."""
     ranks = dict.fromkeys(layers, rank)
     if what == "random":
-        ranks = {at: one.rank for at, one in _estimated(model, "means", layers, reference, rank, seed).items()}
+        like = like or _estimated(model, "means", layers, reference, rank, seed)
+        ranks = {at: one.rank for at, one in like.items()}
     erasers: Erasers = {}
     blocks = model.trace(model.embed(reference[:1])).blocks
     parts = list(batches(range(len(reference)), model, reference.shape[1]))
@@ -126,14 +129,16 @@ def _span(cov: Float[Tensor, "d d"], between: Float[Tensor, "d d"], most: int) -
     """An orthonormal basis of the span of position means that stands above the noise; it may be empty."""
     own, axes = torch.linalg.eigh(cov)
     alive = own > len(own) * torch.finfo(own.dtype).eps * own[-1]
-    deviations, axes = own[alive].sqrt(), axes[:, alive]
+    first = len(own) - int(alive.sum())  # they ascend
+    deviations, axes = own[first:].sqrt(), axes[:, first:]
     whitened = (axes.T @ between @ axes) / deviations[:, None] / deviations
     sizes, directions = torch.linalg.eigh(whitened)
     sizes, directions = sizes.flip(0), directions.flip(1)
-    above = int((sizes > NOISE * sizes[-1].clamp(max=0).abs()).sum())
-    rounding = int((sizes > len(sizes) * torch.finfo(sizes.dtype).eps * sizes[0]).sum())
-    enough = int((sizes.cumsum(0) < SHARE * sizes.sum()).sum()) + 1
-    count = min(above, rounding, enough, most)
+    above = sizes > NOISE * sizes[-1].clamp(max=0).abs()
+    rounding = sizes > len(sizes) * torch.finfo(sizes.dtype).eps * sizes[0]
+    before = sizes.cumsum(0) < SHARE * sizes.sum()  # the last one that is needed
+    counts = torch.stack([above.sum(), rounding.sum(), before.sum() + 1]).tolist()  # read once
+    count = min(*counts, most)
     return torch.linalg.qr((axes * deviations) @ directions[:, :count]).Q
 
 
@@ -148,7 +153,7 @@ def _direction(
     c = (logs - logs.mean()) @ means / len(means)
     read = torch.linalg.pinv(cov, hermitian=True) @ c
     known = c @ read
-    write = c / known if known > 0 else torch.zeros_like(c)  # a stream without any position: nothing to erase
+    write = torch.where(known > 0, c / known, 0)  # a stream without any position: nothing to erase
     removed = known * write.square().sum() / cov.trace()  # of variance c^T S^+ c is what `read` finds
     return read[:, None], write[None], float(removed)
 
@@ -162,6 +167,7 @@ def erased(
     reference: Int[Tensor, "prompt position"],
     rank: int = RANK,
     seed: int = 0,
+    like: Edited | None = None,
 ) -> Edited:
     """The same model, in which blocks read the stream without what it knows of position; a view for every probe.
 
@@ -177,6 +183,8 @@ def erased(
             streams at one block are held together.
         rank: directions at most; nothing for "direction" and "shuffled", which have one.
         seed: of the random subspaces and of the other orders.
+        like: for "random", the view whose "means" are erased at the same place, by the same reference and rank; without it
+            they are estimated anew.
 
     Raises:
         InputError: no such erasure or block, a rank below 1, a negative seed, or a reference
@@ -184,6 +192,8 @@ def erased(
     """
     if what not in get_args(What):
         raise InputError(f"erasure '{what}' is unknown; give {', '.join(get_args(What))}")
+    if like is not None and what != "random":
+        raise InputError(f"like does nothing with '{what}'; give it with random, or leave it out")
     if rank < 1 or seed < 0:
         raise InputError(f"rank={rank}, seed={seed}: give a rank of 1 or more and a seed of 0 or more")
     check_reference(model, reference)
@@ -212,7 +222,7 @@ def erased(
         ]
 
     def prepared(model: View) -> Erasers:
-        return _estimated(model, what, layers, reference, rank, seed)
+        return _estimated(model, what, layers, reference, rank, seed, None if like is None else like.prepared)
 
     said = f"{what} erased at {'all blocks' if layer == 'all' else f'block {layers[0]}'}"
     return Edited(model, Change(said, edits, prepared))

@@ -145,10 +145,10 @@ def decode(
     variables = _of_readers(_read(model, tokens, halves, layers, seed, pieces, whole), unit)
     coords: dict[str, Any] = {"layer": layers}
     if measured:
-        outcomes: dict[str, Piece] = {}
+        outcomes, views = dict[str, Piece](), dict[tuple[Any, ...], Any]()
         for n, (name, how) in enumerate(names.items()):
             share = part(progress, *(READ + CHANGED * at / len(names) for at in (n, n + 1)))
-            outcomes[name] = _outcome(model, how, tokens, unit, options, pieces.within(name), share)
+            outcomes[name] = _outcome(model, how, tokens, unit, options, views, pieces.within(name), share)
         variables |= _of_outcomes(outcomes, unit)
         coords |= {"intervention": list(outcomes)}
         coords |= {} if options["bands"] is None else band_coordinates(options["bands"])
@@ -254,12 +254,13 @@ def _outcome(
     tokens: Tensor,
     unit: Int[np.ndarray, " prompt"],
     options: Mapping[str, Any],
+    views: dict[tuple[Any, ...], Any],
     pieces: Store,
     progress: Progress | None,
 ) -> Piece:
     """Everything in `SAID` and `SIZES`, and `residual` [resample, band], under one intervention, where it was measured.
 
-    `how` is what is erased; nothing: the model as it is.
+    `how` is what is erased; nothing: the model as it is. `views` has those with erased means, by place and half.
     """
     last = model.spec.blocks
     found = {name: np.zeros(len(tokens)) for name in ("loss", "kl", "r2_last")}
@@ -270,7 +271,10 @@ def _outcome(
         view: Any = model
         if how:
             other = tokens[_of(unit, 1 - half)]
-            view = erased(model, **how, reference=other, rank=options["rank"], seed=options["seed"] + half)
+            where, given = (how["layer"], half), {"rank": options["rank"], "seed": options["seed"] + half}
+            like = views[where] if how["what"] == "random" else None
+            view = erased(model, **how, **given, reference=other, like=like)
+            views.setdefault(where, view)  # means come first
         heard = {name: part(part(progress, half / 2, (half + 1) / 2), *stage) for name, stage in STAGES.items()}
         loss, kl = consequences(view, tokens[own], model if how else None, heard["loss"], pieces=kept)
         found["loss"][own] = known_mean(loss[:, 1:])  # over positions whose next token the head knows
