@@ -73,7 +73,7 @@ def scale(x: Tensor, *by: Tensor) -> list[Tensor]:
     """x [..., K, d] times one or two others [..., d] in one pass; the last product is written over `x`."""
     count, width = x.shape[-2:]
     made = torch.empty_like(x) if len(by) == 2 else x
-    rows, columns_ = min(8, triton.next_power_of_2(count)), min(512, triton.next_power_of_2(width))
+    rows, columns_ = min(8, triton.next_power_of_2(count)), 512 if width > 128 else 128  # few kinds: each is compiled
     grid = x.numel() // (count * width), triton.cdiv(count, rows), triton.cdiv(width, columns_)
     kernel: Any = scale_rows
     with torch.cuda.device_of(x):

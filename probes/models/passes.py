@@ -12,6 +12,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+LEAST = 1 << 23  # numbers; of fewer, a pass takes no longer than the host needs to launch a kernel of ours
+
 
 @cache
 def _there() -> bool:
@@ -19,10 +21,10 @@ def _there() -> bool:
 
 
 def _fused(*tensors: Tensor) -> bool:
-    """Whether kernels know these: on CUDA, contiguous, of no more than float32."""
+    """Whether kernels know these, and it is worth while: on CUDA, contiguous, of no more than float32, the first large."""
     first = tensors[0]
-    known = first.device.type == "cuda" and first.dtype != torch.float64 and _there()
-    return known and all(x.is_contiguous() and x.dtype == first.dtype for x in tensors)
+    known = first.device.type == "cuda" and first.dtype != torch.float64 and first.numel() >= LEAST
+    return known and _there() and all(x.is_contiguous() and x.dtype == first.dtype for x in tensors)
 
 
 def scaled(x: Tensor, *by: Tensor) -> list[Tensor]:
