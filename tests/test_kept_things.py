@@ -233,6 +233,25 @@ def test_products_are_in_float32_whatever_is_set(monkeypatch, of_all, of_product
     torch.get_float32_matmul_precision()  # raises where both kinds of settings were used
 
 
+@pytest.mark.gpu
+def test_tf32_is_where_it_is_said_to_be():
+    a = torch.randn(256, 256, generator=torch.Generator().manual_seed(0)).cuda()
+    exact = a.double() @ a.double()
+
+    def error() -> float:
+        return float((a @ a - exact).abs().max() / exact.abs().max())
+
+    with products("tf32"):
+        assert 1e-5 < error() < 1e-2
+        assert left(error)() < 2e-6
+        model, here = (probes.load(families.model("llama"), device=place) for place in ("cuda", "cpu"))
+        for how, least, most in (({"method": "exact"}, 0, 1e-3), ({"method": "sketch", "products": 16}, 1e-4, 2e-2)):
+            found, expected = (probes.jacobian(one, IDS[:1], **how) for one in (model, here))
+            assert least < abs(found["sensitivity"] / expected["sensitivity"] - 1).max() < most
+            assert "TF32 in sketches" in found.attrs["float32_products"]
+            assert "float32_products" not in expected.attrs
+
+
 def test_weights_made_in_inference_mode_are_the_weights():
     expected = measured(families.model("llama"))
     with torch.inference_mode():
