@@ -80,6 +80,7 @@ def available(device: torch.device) -> int:
 
 CPU_NUMBERS = 1 << 21  # of a block: 8 MiB in float32, near a core's cache
 ONE_THREAD = (1 << 15) - 1  # of an operation, from which on PyTorch divides it
+LARGEST = 1 << 30  # of a block on any device: some kernels count a tensor's numbers in 31 bits
 BLOCK_SHARE = 1 / 16  # of a device's free memory, for a block: some four tensors of its size exist at once
 PROMPT_SHARE = 1 / 4  # of a device's free memory, for the streams of prompts that go through a model together
 # Of a prompt on its way through a model, by position and width: its stream, a feed-forward four times as wide, and heads'
@@ -95,7 +96,7 @@ def block_numbers(device: torch.device) -> int:
     """
     if own_memory(device) is None:
         return CPU_NUMBERS
-    return max(CPU_NUMBERS, int(BLOCK_SHARE * available(device)) // 4)
+    return min(LARGEST, max(CPU_NUMBERS, int(BLOCK_SHARE * available(device)) // 4))
 
 
 def piece_numbers(device: torch.device) -> int:
