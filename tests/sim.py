@@ -237,7 +237,6 @@ class Simulated(TorchDispatchMode):
         self._stack.callback(torch._C._set_only_lift_cpu_tensors, lifted)
         patch.setattr(torch, "is_autocast_enabled", lambda *kind: KIND not in kind and enabled(*kind))
         patch.setattr(torch, "Generator", Generator)
-        patch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # transformers' threads would know of no such device
         patch.setattr(
             sys.modules["torch.optim.optimizer"], "_get_fused_kernels_supported_devices", lambda: ["cpu", KIND]
         )
