@@ -138,8 +138,12 @@ class Edited:
 
     def parts(self, layer: int) -> Parts | None:
         """None for a block that is changed: its parts do not say what it does."""
-        places = self.original.embed(torch.zeros(1, 2, dtype=torch.long))
-        return None if any(edit.layer == layer for edit in self.edits(places)) else self.original.parts(layer)
+        return None if layer in self._changed else self.original.parts(layer)
+
+    @cached_property
+    def _changed(self) -> set[int]:
+        """Blocks that are changed, whatever the pass."""
+        return {edit.layer for edit in self.edits(self.original.embed(torch.zeros(1, 2, dtype=torch.long)))}
 
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Edited:
         """Fresh weights, changed in the same way: a mean is the fresh weights' own."""
