@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -21,6 +22,7 @@ from probes.models import pullback
 from probes.models.huggingface import HuggingFaceView
 from probes.models.pullback import Apart, Pace, Prompt
 from probes.models.view import Parts
+from probes.run.store import Store
 
 view: Any = partial(cached, dtype="float64")
 LENGTH = 12  # longer than the window of 8
@@ -206,3 +208,31 @@ def test_elasticity_is_the_sensitivity_in_units_of_input_and_output(readout, que
             unit = float(size * model.spec.width**0.5 / output.norm())
             own = found.isel(prompt=n, layer=layer)  # of every pathway
             close(own.elasticity, own.sensitivity * unit, 1e-4)  # RMS norms are float32's
+
+
+@pytest.mark.parametrize(
+    ("how", "coarse"),
+    [
+        ({"method": "sketch", "products": 8}, True),
+        ({"method": "sketch", "products": 8, "pathway": "value"}, True),
+        ({"method": "sketch", "products": 8, "pathway": "score"}, False),  # a difference of near numbers
+        ({"method": "sketch", "products": 8, "engine": "autograd"}, False),  # a whole pass is taken again
+        ({"method": "sketch", "products": families.WIDTH}, False),  # exact
+        ({"method": "exact"}, False),
+        ({"method": "scalar"}, False),
+    ],
+)
+def test_sketches_alone_take_tf32_and_their_pieces_are_others(how, coarse, monkeypatch, tmp_path):
+    seen, asked = cached("llama"), set[str]()
+
+    def noted(precision: str) -> Any:
+        asked.add(precision)
+        return nullcontext()
+
+    monkeypatch.setattr(pullback, "products", noted)
+    monkeypatch.setattr(import_module("probes.measures.jacobian.compute"), "coarse", lambda device, dtype: True)
+    jacobian(seen, some_tokens(), **how, pieces=Store(tmp_path))
+    assert asked == {"tf32" if coarse else "ieee"}
+    monkeypatch.undo()
+    jacobian(seen, some_tokens(), **how, pieces=Store(tmp_path))
+    assert len(list(tmp_path.rglob("*.npz"))) == 1 + coarse

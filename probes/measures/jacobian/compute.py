@@ -150,7 +150,7 @@ def jacobian(
     planned, checked = min(width, most), False
     # Of "score" the difference of two near numbers counts.
     rough = planned < width and method == "sketch" and pathway in ("total", "value")
-    rough = rough and coarse(model.device, model.dtype)
+    rough = rough and engine != "autograd" and coarse(model.device, model.dtype)
     pace, report = Pace.of(model, end, chunk, len(layers)), Tally(progress)
 
     def attempt(n: int, check: bool) -> Piece:
