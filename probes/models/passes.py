@@ -7,7 +7,6 @@ a position are spread over the directions, PyTorch's operations read and write a
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -17,7 +16,14 @@ LEAST = 1 << 23  # numbers; of fewer, a pass takes no longer than the host needs
 
 @cache
 def _there() -> bool:
-    return find_spec("triton") is not None
+    """Whether Triton builds kernels here: it may be missing, or the C compiler and Python's headers that it needs."""
+    try:
+        from .kernels import scale
+
+        scale(torch.ones(1, 1, device="cuda"), torch.ones(1, device="cuda"))
+    except Exception:  # whatever it is, PyTorch's operations do the same
+        return False
+    return True
 
 
 def _fused(*tensors: Tensor) -> bool:
