@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..models.fused import attend, query_blocks
+from ..models.passes import kernels_there
 from ..models.view import Attention, Edit, View
 from ..run.precision import double, precise, wide
 
@@ -96,7 +96,7 @@ def column_statistics(
     plain = (
         attention.softcap is None and attention.slopes is None and attention.prefix is None and not attention.reweigh
     )
-    if plain and log_z.device.type == "cuda" and attention.query.dtype != torch.float64 and find_spec("triton"):
+    if plain and log_z.device.type == "cuda" and attention.query.dtype != torch.float64 and kernels_there():
         from ..models.kernels import column_sums  # needs Triton, which not every build of PyTorch brings along
 
         total, over = column_sums(attention, log_z, threshold)

@@ -15,7 +15,7 @@ LEAST = 1 << 23  # numbers; of fewer, a pass takes no longer than the host needs
 
 
 @cache
-def _there() -> bool:
+def kernels_there() -> bool:
     """Whether Triton builds kernels here: it may be missing, or the C compiler and Python's headers that it needs."""
     try:
         from .kernels import scale
@@ -30,7 +30,7 @@ def _fused(*tensors: Tensor) -> bool:
     """Whether kernels know these, and it is worth while: on CUDA, contiguous, of no more than float32, the first large."""
     first = tensors[0]
     known = first.device.type == "cuda" and first.dtype != torch.float64 and first.numel() >= LEAST
-    return known and _there() and all(x.is_contiguous() and x.dtype == first.dtype for x in tensors)
+    return known and kernels_there() and all(x.is_contiguous() and x.dtype == first.dtype for x in tensors)
 
 
 def scaled(x: Tensor, *by: Tensor) -> list[Tensor]:
