@@ -145,6 +145,7 @@ class HuggingFaceView(Watched):
                     module.register_buffer(name, buffer.clone(), persistent=False)
         parameter = next(model.parameters())
         self._split = split.is_split(model)
+        self._held = () if self._split else tuple(model.parameters())
         self.device: torch.device = split.execution_device(self._blocks[0]) if self._split else parameter.device
         self.dtype: torch.dtype = parameter.dtype
         if self.dtype == torch.float64 and getattr(config, "_experts_implementation", None) is not None:
@@ -154,10 +155,9 @@ class HuggingFaceView(Watched):
     @property
     def identity(self) -> Identity:
         # The caller may change the weights. Those that accelerate offloads are new tensors in every pass.
-        held = () if self._split else tuple(self._model.parameters())
-        state = [(id(x), 0 if x.is_inference() else x._version) for x in held]
+        state = [(id(x), 0 if x.is_inference() else x._version) for x in self._held]
         if self._identified is None or self._identified[0] != state:
-            self._identified = state, held, self._identity()  # kept, so that no id is used twice
+            self._identified = state, self._held, self._identity()  # kept, so that no id is used twice
         return self._identified[2]
 
     def _identity(self) -> Identity:
