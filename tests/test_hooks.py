@@ -138,6 +138,39 @@ def test_a_view_is_its_caller_s_model_as_it_is_when_a_measurement_begins(bridged
     assert probe(wide).equals(before[1])  # in another precision it has weights of its own
 
 
+class Scales(nn.Module):
+    """What a caller hangs on a model by its method."""
+
+    by = 1.0
+
+    def scaled(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return output * self.by
+
+
+@pytest.mark.parametrize("change", ["hook", "class", "dtype", "config"])
+def test_a_change_is_seen_that_leaves_modules_and_what_they_keep_the_same(change):
+    model, scales = families.model("gpt2"), Scales()
+    mlp = blocks(model)[0].mlp
+    mlp.register_forward_hook(scales.scaled)
+    seen = probes.load(model)
+    before = probes.sinks(seen, IDS)["alpha"], seen.identity
+    if change == "hook":
+        scales.by = 3.0
+    elif change == "class":
+        forward = type(mlp).forward
+        mlp.__class__ = type("Greater", (type(mlp),), {"forward": lambda self, x: 3 * forward(self, x)})
+    elif change == "dtype":  # GPT-2 has no buffer that would be another one
+        model.double()
+        assert probes.sinks(seen, IDS).attrs["dtype"] == seen.identity.dtype == "float64"
+        assert seen.identity.weights != before[1].weights
+    else:
+        model.config.class_weights = torch.ones(2)  # neither equal nor unequal as a whole
+        probes.sinks(seen, IDS)
+    found = probes.sinks(seen, IDS)["alpha"]
+    assert found.equals(probes.sinks(probes.load(model), IDS)["alpha"])
+    assert (change in ("dtype", "config")) == np.allclose(found, before[0], rtol=1e-4)
+
+
 def tell(name: str, **told: Any) -> Any:
     """A view of a model, the attention of whose block 1 gives these to its attention function."""
     model = families.model(name)

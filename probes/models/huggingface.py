@@ -155,7 +155,7 @@ class HuggingFaceView(Watched):
     @property
     def identity(self) -> Identity:
         # The caller may change the weights. Those that accelerate offloads are new tensors in every pass.
-        state = [(id(x), 0 if x.is_inference() else x._version) for x in self._held]
+        state = [(id(x), x.dtype, x.device, 0 if x.is_inference() else x._version) for x in self._held]
         if self._identified is None or self._identified[0] != state:
             self._identified = state, self._held, self._identity()  # kept, so that no id is used twice
         return self._identified[2]

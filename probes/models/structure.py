@@ -82,17 +82,31 @@ class Contents:
         unclear = (ModelHook, functools.partial)
         clear = not any(isinstance(x, unclear) or (isinstance(x, Tensor) and x.is_inference()) for x in self._objects)
         self._known = known and clear
+        self._kinds = _kinds(self._objects)
         self._fields = [copy.deepcopy(vars(config)) for config in self._configs]
 
     def still(self, root: nn.Module) -> bool:
         """Whether modules, what they keep, their hooks and configurations are those of then."""
         objects, configs = _objects(root) if self._known else ([], [])
         same = self._known and len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
-        return same and all(vars(now) == then for now, then in zip(configs, self._fields, strict=True))
+        if not same or _kinds(objects) != self._kinds:
+            return False
+        try:
+            return all(vars(now) == then for now, then in zip(configs, self._fields, strict=True))
+        except (RuntimeError, ValueError):  # a caller's tensors among them are neither equal nor unequal as a whole
+            return False
+
+
+def _kinds(objects: list[Any]) -> list[Any]:
+    """Where tensors lie, and in what dtype: `Module.to` changes both in the same parameters."""
+    return [(x.device, x.dtype) for x in objects if isinstance(x, Tensor)]
 
 
 def _objects(root: nn.Module) -> tuple[list[Any], list[Any]]:
-    """Everything on a model's modules and in their containers, in one order, and the configurations among it."""
+    """Everything on a model's modules and in their containers, in one order, and the configurations among it.
+
+    Modules whose methods are there, as hooks, count as the model's.
+    """
     found, configs, seen, waiting = list[Any](), list[Any](), set[int](), list[Any]([root])
     while waiting:
         whole = waiting.pop()
@@ -104,8 +118,8 @@ def _objects(root: nn.Module) -> tuple[list[Any], list[Any]]:
             continue
         fields = vars(whole) if isinstance(whole, nn.Module) else whole
         values = list(fields.values() if isinstance(fields, dict) else fields)
-        found += fields
-        found += values
+        found += [type(whole), *fields, *values]
+        values = [x.__self__ if type(x) is MethodType else x for x in values]
         waiting += (
             x for x in values if (type(x) in NESTED and x) or isinstance(x, nn.Module) or _is_configuration(type(x))
         )
