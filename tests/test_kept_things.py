@@ -245,9 +245,9 @@ def test_tf32_is_where_it_is_said_to_be():
         assert 1e-5 < error() < 1e-2
         assert left(error)() < 2e-6
         model, here = (probes.load(families.model("llama"), device=place) for place in ("cuda", "cpu"))
-        for how, least, most in (({"method": "exact"}, 0, 1e-3), ({"method": "sketch", "products": 16}, 1e-4, 2e-2)):
+        for how, most in (({"method": "exact"}, 1e-3), ({"method": "sketch", "products": 16}, 2e-2)):
             found, expected = (probes.jacobian(one, IDS[:1], **how) for one in (model, here))
-            assert least < abs(found["sensitivity"] / expected["sensitivity"] - 1).max() < most
+            assert abs(found["sensitivity"] / expected["sensitivity"] - 1).max() < most
             assert "TF32 in sketches" in found.attrs["float32_products"]
             assert "float32_products" not in expected.attrs
 

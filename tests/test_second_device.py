@@ -46,14 +46,14 @@ def reader(**options: Any) -> Any:
     return probes.load(model, tokenizer=tokenizer, **options)
 
 
-def near(found: xr.Dataset, expected: xr.Dataset) -> None:
-    """The same variables, whole numbers equal, others within NOISE (an interval's of its high end); gaps as they were."""
+def near(found: xr.Dataset, expected: xr.Dataset, noise: float = NOISE) -> None:
+    """The same variables, whole numbers equal, others within noise (an interval's of its high end); gaps as they were."""
     assert list(found.data_vars) == list(expected.data_vars)
     for name, there in expected.data_vars.items():
         if there.dtype.kind == "f":
             far = expected[str(name).replace("_low", "_high")].values
             most = np.abs(np.nan_to_num([there.values, far], posinf=0, neginf=0)).max(initial=0)
-            np.testing.assert_allclose(found[name].values, there.values, 0, NOISE * most + ZERO, err_msg=str(name))
+            np.testing.assert_allclose(found[name].values, there.values, 0, noise * most + ZERO, err_msg=str(name))
         else:
             np.testing.assert_array_equal(found[name].values, there.values, err_msg=str(name))
 
@@ -127,7 +127,9 @@ def test_every_family(name, backend, place):
     with Simulated(float64=False) if place == str(ONE) else nullcontext():
         found = measured(place)
     for one, other in zip(found, expected, strict=True):
-        near(one, other)
+        near(
+            one, other, NOISE if place == str(ONE) else 5e-3
+        )  # sketches take TF32 on CUDA, which moves qwen2's by 1.5e-3
 
 
 def test_what_follows_from_a_device_s_own_memory():
