@@ -131,6 +131,11 @@ def test_a_view_is_its_caller_s_model_as_it_is_when_a_measurement_begins(bridged
         other = families.model("llama", seed=1)
         model.load_state_dict(other.state_dict(), assign=True)
         assert probe(seen).equals(probe(other))
+        model.config.num_hidden_layers = 2
+        for _ in range(2):  # once refused, refused again
+            with pytest.raises(InputError, match="3 blocks where its config says 2"):
+                probe(seen)
+        model.config.num_hidden_layers = BLOCKS
         model.model.layers[2].mlp = nn.Identity()
         assert probe(seen).equals(probe(model))
     assert not probe(seen).equals(plain)

@@ -112,9 +112,9 @@ class Dense:
         features, flat = self.down.shape[1], cotangent.flatten(0, 1)
         by_feature = torch.stack([slope.flatten(0, 1).mT for slope in slopes], 1)  # [f, gate and up, B rows]
         first = self.first.unflatten(0, (len(slopes), features)).transpose(0, 1)  # [f, gate and up, d]
-        total, parts = flat.new_empty(flat.shape), -(-len(flat) * features * width // block_numbers(flat.device))
-        part = -(-len(flat) // parts)
-        part += -part % 8  # rows stay aligned
+        total, most = flat.new_empty(flat.shape), max(1, block_numbers(flat.device) // (features * width))
+        part = -(-len(flat) // -(-len(flat) // most))
+        part = min(part + -part % 8, most)  # rows stay aligned, where there is room
         for start in range(0, len(flat), part):
             at = slice(start, start + part)
             formed = by_feature[:, :, at].mT @ first  # [f, position, d]: a product makes it in one pass

@@ -100,8 +100,9 @@ class HuggingFaceView(Watched):
     def renew(self) -> None:
         """Take the caller's model as it is now."""
         if self.caller is not None and (self._contents is None or not self._contents.still(self.caller)):
-            self._contents = Contents(self.caller)
+            self._contents = None  # a model that is refused is refused again
             self._wrap(self.caller)
+            self._contents = Contents(self.caller)
 
     def _wrap(self, model: Any) -> None:
         family_of(model.config)

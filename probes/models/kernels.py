@@ -33,7 +33,7 @@ def column_sums(attention: Attention, log_z: Tensor, threshold: float) -> tuple[
     length, channels = attention.query.shape[-2:]
     query, key = attention.query.contiguous(), attention.key.contiguous()
     width = max(16, triton.next_power_of_2(channels))
-    tile = 64 if 64 * width * query.itemsize <= TILE_BYTES else 32
+    tile = max(16, min(64, TILE_BYTES // (width * query.itemsize)))
     window = length if attention.window is None else min(attention.window, length)
     total, over = (torch.empty(log_z.shape, dtype=torch.float32, device=query.device) for _ in range(2))
     kernel: Any = columns

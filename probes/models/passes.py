@@ -16,8 +16,13 @@ LEAST = 1 << 23  # numbers; of fewer, a pass takes no longer than the host needs
 
 @cache
 def kernels_there() -> bool:
-    """Whether Triton builds kernels here: it may be missing, or the C compiler and Python's headers that it needs."""
+    """Whether Triton builds kernels here: it may be missing, or the C compiler and Python's headers that it needs.
+
+    Older cards than those of capability 8.0, which it is made for, have less shared memory than tiles may take.
+    """
     try:
+        if torch.cuda.get_device_capability() < (8, 0):
+            return False
         from .kernels import scale
 
         scale(torch.ones(1, 1, device="cuda"), torch.ones(1, device="cuda"))
