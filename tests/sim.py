@@ -133,7 +133,7 @@ class Memory(TorchDispatchMode):
 
 
 NO_KERNEL = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty")  # beside views
-READ = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2")
+READ = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2")
 
 
 class Launched(TorchDispatchMode):
@@ -153,29 +153,6 @@ class Launched(TorchDispatchMode):
             masked = func in INDEXED and any(x is not None and x.dtype == torch.bool for x in args[1])
             self.reads += here or masked or name in READ
         return made
-
-
-class Launches(TorchDispatchMode):
-    """Counts what a device is asked to do, views and allocations aside, and what the host waits for: all that comes back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.reads = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given, there = (any(isinstance(x, Elsewhere) for x in tree_leaves(of)) for of in ((args, kwargs), made))
-        self.reads += given and not there
-        self.operations += (given or there) and func not in UNDONE and not _is_view(func)
-        return made
-
-
-UNDONE = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten._unsafe_view.default)
-
-
-def _is_view(func: Any) -> bool:
-    aliases = [one.alias_info for one in func._schema.returns if one.alias_info is not None]
-    return bool(aliases) and not any(one.is_write for one in aliases)
 
 
 _Generator: Any = torch.Generator

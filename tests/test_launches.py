@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from sim import ONE, Launches, Simulated
+from sim import ONE, Launched, Simulated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import probes
@@ -47,7 +47,7 @@ def test_operations_of_a_block(name):
             with Simulated():
                 model, tokens = view(blocks, length), torch.zeros(1, length, dtype=torch.int64)
                 call(model, tokens[:, :8])  # what is made once
-                with Launches() as launches:
+                with Launched() as launches:
                     call(model, tokens)
             found.append(torch.tensor([launches.operations, launches.reads]))
         of_blocks.append((found[1] - found[0]).tolist())

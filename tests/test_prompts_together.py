@@ -12,7 +12,7 @@ import families
 import numpy as np
 import pytest
 import torch
-from sim import ONE, Launches, Simulated
+from sim import ONE, Launched, Simulated
 
 import probes
 from probes.measures.consequences import consequences
@@ -51,7 +51,7 @@ def test_more_prompts_take_no_more_operations(measure):
     with Simulated():
         view = probes.load(model, tokenizer=tokenizer, device=str(ONE))
         for count in (8, 8, 16):
-            with Launches() as launches:
+            with Launched() as launches:
                 MEASURES[measure](view, count)
             found.append((launches.operations, launches.reads))
     assert found[2][0] <= 1.02 * found[1][0]

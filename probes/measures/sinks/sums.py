@@ -28,8 +28,8 @@ from .collectors import counted
 THRESHOLD = 0.3  # [Gu]'s eps
 TAU = 0.2  # [Wu]'s
 NORMS = ("value_norm", "key_norm")
-# Kept of every prompt [prompt, layer, head]: means, and sizes whose squares are averaged.
 HELD = 5  # tensors of the queries' size that a block's attention is
+# Kept of every prompt [prompt, layer, head]: means, and sizes whose squares are averaged.
 MEANS, SIZES = ("attends", "reacts", "sink_logit_share"), ("written", "output", "output_own", "reacts_output")
 
 
