@@ -18,7 +18,7 @@ from common import parser
 SCRIPTS = ("jacobian", "sinks", "toys", "costs", "gpu")
 HEAD = (
     "# Benchmarks\n\nContenders take turns and are compared round by round: medians, with quartiles in parentheses. The "
-    "machine is shared, so that seconds hold for it and for that hour. Quote ratios."
+    "machine is shared, so that seconds hold for it and for that hour. Quote ratios. A GPU's numbers are in `reports/gpu`."
 )
 
 
