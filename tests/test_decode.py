@@ -182,6 +182,10 @@ def test_spans_are_projected_out():
     assert held["means"] > 0.3 > 2 * held["random"]
     again = probes.erased(model, "random", layer=0, reference=reference, rank=4, seed=4).prepared[0]
     assert not torch.allclose(again.read, made["random"].read)
+    fewer = probes.erased(model, "means", layer=0, reference=reference, rank=2)
+    like = probes.erased(model, "random", layer=0, reference=reference, rank=4, like=fewer)
+    # Fresh weights have means of their own.
+    assert [view.prepared[0].rank for view in (like, like.reinitialized(1))] == [2, 4]
 
 
 def test_outcomes_are_measured_on_the_documents_that_were_not_used():

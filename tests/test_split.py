@@ -128,10 +128,12 @@ def test_family_over_several_devices_is_the_family(family):
         assert (view.device, view.offloaded) == (ONE, True)
         expected, found = facts(whole), facts(view)
         kernels = [probes.jacobian(one, IDS[:1], engine="parts").sensitivity for one in (view, whole)]
+        caches = [probes.sinks(one, IDS, evict=(1,), keep=(4,)).drop_attrs() for one in (view, whole)]
     assert found["logits"].device == ONE
     for name, value in expected.items():
         assert same(value, found[name]), name
     assert kernels[0].equals(kernels[1])
+    xr.testing.assert_identical(*caches)
 
 
 @pytest.mark.parametrize("name", MAPS)

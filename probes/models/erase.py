@@ -222,7 +222,8 @@ def erased(
         ]
 
     def prepared(model: View) -> Erasers:
-        return _estimated(model, what, layers, reference, rank, seed, None if like is None else like.prepared)
+        known = like.prepared if like is not None and like.before is model else None  # fresh weights have their own
+        return _estimated(model, what, layers, reference, rank, seed, known)
 
     said = f"{what} erased at {'all blocks' if layer == 'all' else f'block {layers[0]}'}"
     return Edited(model, Change(said, edits, prepared))

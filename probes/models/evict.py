@@ -53,6 +53,7 @@ class _Kept:
 
     def _moved(self, block: _Block, queries: Tensor) -> Tensor:
         """Logits of the first keys, of these queries as the last of a full cache."""
+        queries = queries.to(self.seen["query"].device)  # of a model over several devices blocks have their own
         attention, at = block.attention, queries[:, 0]
         end = min(self.first + self.last, self.seen["query"].shape[-2]) - 1
         query, key = self.seen["query"][..., at, :], self.seen["key"][..., : self.first, :]

@@ -6,9 +6,8 @@ The same work given again reads what is there; with other settings it goes to an
 
 `Store.each` makes the pieces of a stage, shared between processes (`probes.run.processes`): process r makes the missing
 pieces r, r + R, r + 2R, ..., and every process sees all of them in one order. So numbers do not depend on how many processes
-there were, and a killed run divides anew what is missing. Pieces are read back one at a time, so that memory does not grow
-with their number.
-
+there were, and a killed run divides anew what is missing; on a GPU, where other prompts go together then, they differ by
+rounding. Pieces are read back one at a time, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
