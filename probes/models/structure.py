@@ -82,24 +82,24 @@ class Contents:
         unclear = (ModelHook, functools.partial)
         clear = not any(isinstance(x, unclear) or (isinstance(x, Tensor) and x.is_inference()) for x in self._objects)
         self._known = known and clear
-        self._kinds = _kinds(self._objects)
+        self._tensors = [n for n, x in enumerate(self._objects) if isinstance(x, Tensor)]
+        self._kinds = self._kinds_of(self._objects)
         self._fields = [copy.deepcopy(vars(config)) for config in self._configs]
 
     def still(self, root: nn.Module) -> bool:
         """Whether modules, what they keep, their hooks and configurations are those of then."""
         objects, configs = _objects(root) if self._known else ([], [])
         same = self._known and len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
-        if not same or _kinds(objects) != self._kinds:
+        if not same or self._kinds_of(objects) != self._kinds:
             return False
         try:
             return all(vars(now) == then for now, then in zip(configs, self._fields, strict=True))
         except (RuntimeError, ValueError):  # a caller's tensors among them are neither equal nor unequal as a whole
             return False
 
-
-def _kinds(objects: list[Any]) -> list[Any]:
-    """Where tensors lie, and in what dtype: `Module.to` changes both in the same parameters."""
-    return [(x.device, x.dtype) for x in objects if isinstance(x, Tensor)]
+    def _kinds_of(self, objects: list[Any]) -> list[Any]:
+        """Where tensors lie, and in what dtype: `Module.to` changes both in the same parameters."""
+        return [(objects[n].device, objects[n].dtype) for n in self._tensors]
 
 
 def _objects(root: nn.Module) -> tuple[list[Any], list[Any]]:
@@ -120,10 +120,14 @@ def _objects(root: nn.Module) -> tuple[list[Any], list[Any]]:
         values = list(fields.values() if isinstance(fields, dict) else fields)
         found += [type(whole), *fields, *values]
         values = [x.__self__ if type(x) is MethodType else x for x in values]
-        waiting += (
-            x for x in values if (type(x) in NESTED and x) or isinstance(x, nn.Module) or _is_configuration(type(x))
-        )
+        waiting += [x for x in values if _holds(type(x)) and (type(x) not in NESTED or x)]
     return found, configs
+
+
+@functools.cache
+def _holds(kind: type) -> bool:
+    """Whether there are objects in it that a copy has anew."""
+    return kind in NESTED or issubclass(kind, nn.Module) or _is_configuration(kind)
 
 
 @functools.cache
