@@ -34,7 +34,7 @@ def value_and_slope(activation: Callable[[Tensor], Tensor], x: Tensor) -> tuple[
     leaf = x.detach().requires_grad_()
     with torch.enable_grad():
         value = activation(leaf)
-        (slope,) = torch.autograd.grad(value.sum(), leaf)
+        (slope,) = torch.autograd.grad(value, leaf, torch.ones_like(value))
     return value.detach(), slope
 
 

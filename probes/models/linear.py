@@ -193,11 +193,12 @@ class LinearizedBlock:
             normalized(parts.q_norm, split(parts.q)),
             normalized(parts.k_norm, split(parts.k)),
         )
-        if rotary is not None:
-            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        if rotary is not None:  # both at once
+            q, k = rotate(torch.cat([q, k], 1), *rotary).split([q.shape[1], k.shape[1]], 1)
         self.key, self.groups = k.contiguous(), q.shape[1] // k.shape[1]
         # The scale rides on the query from here on. Heads of a group go next to each other: [B, G, T, H/G, c].
-        self.queries = (q * parts.scale).unflatten(1, (-1, self.groups)).transpose(2, 3).contiguous()
+        grouped = q.unflatten(1, (-1, self.groups)).transpose(2, 3)
+        self.queries = torch.mul(grouped, parts.scale, out=grouped.new_empty(grouped.shape))
         beside = BESIDE if own_memory(stream.device) is None else BESIDE_ALIGNED
         self.values = functional.pad(split(parts.v), (0, beside))  # [B, G, T, c and 1 or more]
         self.values[..., parts.head_dim] = -1
@@ -256,7 +257,8 @@ class LinearizedBlock:
         i, j = self.positions[queries, None, None], self.positions[keys]
         if self.parts.slopes is not None:
             logits = logits - self.parts.slopes.view(-1, 1, self.groups, 1) * (i - j)
-        return logits.masked_fill_(~sees(i, j, self.parts.window), float("-inf")), slope
+        hidden = j > i if self.parts.window is None else ~sees(i, j, self.parts.window)
+        return logits.masked_fill_(hidden, float("-inf")), slope
 
     def _pattern(self, logits: Tensor) -> Tensor:
         """Weights of a band's logits; with a learned sink logit, which reads nothing, rows sum to less than 1."""
@@ -268,7 +270,7 @@ class LinearizedBlock:
         for queries, keys in self._bands(0, self.queries.shape[2], 1):
             pattern = self._pattern(self._logits(queries, keys)[0])
             outputs.append((pattern.flatten(2, 3) @ self.value[:, :, keys]).unflatten(2, (-1, self.groups)))
-        return torch.cat(outputs, 2)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
     # A row of dS sums to 0: in TF32 what all keys have in common, such as a large bias, would not cancel.
     @products("ieee")

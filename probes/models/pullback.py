@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -116,8 +116,8 @@ class Disagreement(Exception):
 class Prompt:
     """One prompt's recorded pass, and how cotangents at its query position are pulled back to the source layers.
 
-    It holds the prompt's linearized blocks, as far as memory allows. With `check` their slopes are held against the model's;
-    with `coarse` cotangents meet their weights in TF32.
+    It holds the prompt's linearized blocks, as far as memory allows. Their outputs are held against the model's; with `check`
+    the slope of the first block of each kind, too, which autograd takes; with `coarse` cotangents meet their weights in TF32.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Prompt:
         self.pathway: Pathway = pathway
         self.layers, self.query = layers, query
         self.used: set[str] = set()
-        self._agreed = set[int]()
+        self._agreed, self._kinds = set[int](), dict[tuple[Any, ...], int]()
         # (block, tolerance, difference, size, size of what was given); numbers of the model's device, which nothing waits
         # for before all blocks are on their way.
         self._found = list[tuple[int, float, Tensor, Tensor, Tensor]]()
@@ -211,6 +211,11 @@ class Prompt:
         cut = [Edit(site, layer, Tensor.detach) for layer in range(self.model.spec.blocks) for site in sites]
         return self.model.trace(self._trace.residual[0], edits=cut)
 
+    def _is_first_of_its_kind(self, layer: int, block: LinearizedBlock) -> bool:
+        """Whether no block with the same parts was looked at before: their slopes are right or wrong together."""
+        kind = tuple(x if isinstance(x, int | float | None) else type(x) for x in vars(block.parts).values())
+        return layer not in self._agreed and self._kinds.setdefault(kind, layer) == layer
+
     def _compare(self, layer: int, cotangents: Tensor, pulled: Tensor, first: int | None, frozen: bool) -> None:
         """Hold a block's product against the model's own, for a mixture of the cotangents [K, 1, rows, d] that it read."""
         mixed, expected = (self._mixture(x) for x in (cotangents, pulled))
@@ -257,7 +262,7 @@ class Prompt:
             block, before = self.block(layer), flows
             with products("tf32" if self.coarse and isinstance(block, LinearizedBlock) else "ieee"):
                 flows = {frozen: block.vjp(flow, first, frozen=frozen) for frozen, flow in before.items()}
-            if self.check and layer not in self._agreed and isinstance(block, LinearizedBlock):
+            if self.check and isinstance(block, LinearizedBlock) and self._is_first_of_its_kind(layer, block):
                 frozen, flow = next(iter(flows.items()))
                 self._compare(layer, before[frozen], flow, first, frozen)
             if layer in self.layers:
