@@ -116,8 +116,8 @@ class Disagreement(Exception):
 class Prompt:
     """One prompt's recorded pass, and how cotangents at its query position are pulled back to the source layers.
 
-    It holds the prompt's linearized blocks, as far as memory allows. Their outputs are held against the model's; with `check`
-    the slope of the first block of each kind, too, which autograd takes; with `coarse` cotangents meet their weights in TF32.
+    It holds the prompt's linearized blocks, as far as memory allows. Outputs are held against the model's, with `check` the
+    slope of the first block of each kind, too. With `coarse` cotangents meet their weights in TF32.
     """
 
     def __init__(
