@@ -117,8 +117,8 @@ def jacobian(
         from_layer: differentiate with respect to this block's input instead of block 0's, or "all" for every block.
         engine: "parts" for the linearized blocks, "autograd" for the model's own modules, "auto" for parts where the
             model is known well enough, and their outputs and the slope of the first block of each kind agree with the
-            model's own, else autograd. A hook or the like that keeps a block from being taken apart is named in a warning and
-            in the attribute `fallback`.
+            model's own, else autograd. A hook or the like that keeps a block from being taken apart is named in a warning
+            and in the attribute `fallback`.
         seed: of the sketch's probes.
         chunk: directions pulled back at once; chosen for speed and the memory there is unless given. Where memory runs out
             nevertheless, the prompt is begun anew with half of it, and its blocks are made again for every chunk.
