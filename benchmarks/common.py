@@ -102,9 +102,9 @@ def llama(width: int, blocks: int, heads: int | None = None, *, length: int = 40
     return model.eval().requires_grad_(False)
 
 
-def random_tokens(length: int) -> Tensor:
-    """Ids [1, position] of one prompt."""
-    return torch.randint(VOCABULARY, (1, length), generator=torch.Generator().manual_seed(1))
+def random_tokens(length: int, prompts: int = 1, vocabulary: int = VOCABULARY) -> Tensor:
+    """Ids [prompt, position]."""
+    return torch.randint(vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
 
 
 def section(

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import MIB, VOCABULARY, parser, section
+from common import MIB, VOCABULARY, parser, random_tokens, section
+from jacobian import last_stream
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -57,10 +58,6 @@ def made(kind: Any, config: Any, device: str, *, half: bool) -> Any:
             return kind(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(usual)
-
-
-def random_tokens(prompts: int, length: int, vocabulary: int = VOCABULARY) -> Tensor:
-    return torch.randint(vocabulary, (prompts, length), generator=torch.Generator().manual_seed(1))
 
 
 def timed(call: Callable[[], object], times: int = 2) -> tuple[float, float]:
@@ -119,7 +116,7 @@ def attention(device: str, quick: bool) -> Iterator[Row]:
     for size, lengths in (("tiny", (64,)),) if quick else (("0.5B", (4096, 16384)), ("7B", (4096, 16384))):
         whole = model(size, max(lengths), device)
         for length in lengths:
-            yield from sinks(whole, random_tokens(1, length).to(device), f"{size}, T = {length:,}")
+            yield from sinks(whole, random_tokens(length).to(device), f"{size}, T = {length:,}")
         del whole
         gc.collect()
 
@@ -137,19 +134,15 @@ def sinks(whole: Any, ids: Tensor, what: str) -> Iterator[Row]:
 
 
 def replicated(whole: Any, ids: Tensor, copies: int) -> Tensor:
-    """||J_j||_F^2 by repeating the prompt for so many directions at a time."""
+    """||J_j||_F^2 by repeating the prompt for so many directions at a time, the forward pass each time."""
     total, width = torch.zeros((), device=ids.device), whole.config.hidden_size
-    stream: list[Tensor] = []
     for start in range(0, width, copies):
         rows = min(copies, width - start)
         embedded = whole.model.embed_tokens(ids).detach().expand(rows, -1, -1).clone().requires_grad_()
-        stream.clear()
-        hook = whole.model.norm.register_forward_pre_hook(lambda module, args: stream.append(args[0]))
-        whole.model(inputs_embeds=embedded, use_cache=False)
-        hook.remove()
-        cotangent = torch.zeros_like(stream[0][:, -1])
+        last = last_stream(whole, embedded)[:, -1]
+        cotangent = torch.zeros_like(last)
         cotangent[torch.arange(rows), torch.arange(start, start + rows)] = 1
-        (gradient,) = torch.autograd.grad(stream[0][:, -1], embedded, cotangent)
+        (gradient,) = torch.autograd.grad(last, embedded, cotangent)
         total = total + gradient.float().square().sum((0, 2))
     return total
 
@@ -157,7 +150,7 @@ def replicated(whole: Any, ids: Tensor, copies: int) -> Tensor:
 def jacobian(device: str, quick: bool) -> Iterator[Row]:
     """The exact Jacobian beside repeated prompts; sketches beside plain passes."""
     size, length = ("tiny", 64) if quick else ("0.5B", 512)
-    whole, ids = model(size, length, device), random_tokens(1, length).to(device)
+    whole, ids = model(size, length, device), random_tokens(length).to(device)
     view = probes.load(whole)
     ours = timed(lambda: probes.jacobian(view, ids, method="exact"))
     for copies in (8, 32):
@@ -169,7 +162,7 @@ def jacobian(device: str, quick: bool) -> Iterator[Row]:
     del whole, view
     gc.collect()
     size, length = ("tiny", 64) if quick else ("7B", 2048)
-    whole, ids = model(size, length, device), random_tokens(1, length).to(device)
+    whole, ids = model(size, length, device), random_tokens(length).to(device)
     view = probes.load(whole)
     with torch.no_grad():
         plain = timed(lambda: whole.model(ids, use_cache=False), 3)
@@ -204,7 +197,7 @@ def commands(device: str, quick: bool) -> Iterator[Row]:
         "Jacobian, sketch of 64": (48, 256, lambda ids: probes.jacobian(view, ids, method="sketch")),
     }
     for name, (prompts, length, call) in cases.items():
-        ids = random_tokens(max(4, prompts // small), max(16, length // small), config.vocab_size).to(device)
+        ids = random_tokens(max(16, length // small), max(4, prompts // small), config.vocab_size).to(device)
         with torch.no_grad():
             plain = timed(lambda ids=ids: [whole.model(some, use_cache=False) for some in ids.split(64)])
         ours = timed(lambda call=call, ids=ids: call(ids), 1)
