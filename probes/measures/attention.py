@@ -89,8 +89,8 @@ def column_statistics(
 ) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"]]:
     """Of every column the sum of the weights, of the queries from the key on, and the number of weights above `threshold`.
 
-    In one pass over the pattern; on CUDA by a kernel of its own that makes it twice as fast at least, where it knows the
-    attention. Under a prefix, queries before a key may see it; only the second counts those.
+    In one pass over the pattern, on CUDA by a kernel of its own where it knows the attention. Under a prefix, queries before
+    a key may see it; only the second counts those.
     """
     shape, log_z = attention.query.shape[:-1], normalizers(attention)
     plain = (
