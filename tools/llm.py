@@ -1,13 +1,15 @@
-"""Measure the real language models: `make llm`, hours on a CPU, resumable.
+"""Measure the real language models: `make llm`, minutes on a GPU and many hours on a CPU, resumable.
 
     python tools/llm.py                  # everything that is not there yet
     python tools/llm.py --list           # the steps with their commands, and which are done
     python tools/llm.py --only leakage   # steps whose name begins with this
+    python tools/llm.py --model gemma --jobs 6  # of models whose name begins with this, six steps at a time
 
 Each step is one `headwater` command; an interrupted one resumes. Results go to `reports/llm/KIND/`, measurements of another
-kind of input, initialization or weights to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end.
-SmolLM2-135M-Instruct comes by `make smollm2`; Qwen2.5-Coder-0.5B-Instruct is the file of that name in `runs/` (its
-steps are left out where it is not there). One thread unless OMP_NUM_THREADS says otherwise.
+kind of input, initialization or weights to `reports/llm/VARIANT/KIND/`; figures and tables are drawn again at the end, and
+`reports/llm/table.md` puts the headlines of all models side by side. SmolLM2-135M-Instruct comes by `make smollm2`, Gemma 3
+270M by `make gemma`; Qwen2.5-Coder-0.5B-Instruct is the file of that name in `runs/` (steps of models that are not there are
+left out). One thread for each step unless OMP_NUM_THREADS says otherwise.
 """
 
 from __future__ import annotations
@@ -18,38 +20,50 @@ import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import xarray as xr
 from slim import slim
 
 from probes.charts import save as save_chart
 from probes.data.documents import BUNDLED, read_documents
-from probes.headlines import write_tables
+from probes.errors import InputError
+from probes.headlines import headlines, write_tables
 from probes.measure import measure, questions
+from probes.models.named import located
 from probes.results.dataset import load, save
+from probes.results.tables import Report, write_report
 
-QWEN = "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+SMOLLM2, QWEN, GEMMA = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "gemma3-270m"
 OUT, WORK = Path("reports/llm"), Path("runs/llm")
 CHAT = WORK / "chat.json"  # a passage of each bundled document, as a user's question
+MOST = 40  # rows of a section of the table
 PASSAGE = slice(2000, 3500)  # characters
 CAPITALS = "The capital of France is Paris. The capital of Germany is Berlin. The capital of Italy is"
 NAMES = "When Mary and John went to the store, John gave the book to Mary. Then Mary thanked"
 CODE = "assert sum([1, 2, 3]) == 6; assert sum([4, 5]) == 9; assert sum([1, 2, 3, 4]) =="
 # Dose, first token, block, part, and what attention makes of key 0.
 INTERVENTIONS = (
-    "mean*0.2,mean*0.4,mean*0.6,mean*0.8,mean,zero,random,drawn,0,1,mean@1,mean@2,mean@4,mean@8,mean@16,mean@24,"
+    "mean*0.2,mean*0.4,mean*0.6,mean*0.8,mean,zero,random,drawn,0,1,mean@1,mean@2,mean@4,mean@8,mean@16,"
     "mean:keys,mean:values,mean:both,mean@4:keys,mean@4:values,mean@4:both,without-0,without-0@4,without-0@8,without-0@16,"
-    "without-0@24,constant-sink,held-log-z"
+    "constant-sink"
 )
-# Of Qwen, whose weights overflow when log Z is held (its logits reach far above any normal sum).
-FEWER = "drawn,zero,without-0,without-0@4,without-0@8,mean@8,mean@4:values,constant-sink"
+HELD = (
+    ",held-log-z"  # not of Qwen, whose weights overflow when log Z is held: its logits reach far above any normal sum
+)
 NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
-LISTS = "--pairs 36 --keys apart --digits 4"
-ALIKE = "--pairs 36 --keys alike --digits 4 --contexts 24"
-INIT = "--conditions init --prompts 4 --seeds 2 --products 32 --initialization"
+# One ladder of difficulty: 36 pairs with different keys; where a model recalls nine in ten of them, keys that resemble
+# each other. `retrieval` holds a model's first rung that it does not pass, the variants hold all.
+APART, ALIKE = "--pairs 36 --keys apart --digits 4", "--pairs 36 --keys alike --digits 4"
+LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
+# The makers' rules of initialization; Gemma's named none.
+RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
+INIT = "--conditions init --prompts 16 --seeds 2 --products 32 --initialization"
 EVICT = "--length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"
-SWAP = "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32"
+SWAP = "--replace mean,random,zero,without-0 --prompts 128 --length 128 --profile-prompts 4 --products 32 --recall 24"
 
 
 class Step(NamedTuple):
@@ -82,64 +96,73 @@ class Step(NamedTuple):
         ]
 
 
-# What the headline rests on first. `im-start`, `end`: ids 1 and 2 of SmolLM2, <|im_start|> and <|im_end|>, at position 0.
-# Qwen's lists have keys that resemble each other: of others it recalls nearly all.
-TABLE = f"""
-sinks                  smollm2-135m --prompts 32 --length 256 --effect 40 --effect-prompts 2
-jacobian               smollm2-135m --prompts 16 --seeds 2 --products 32 --initialization smollm2-135m
-scalar                 smollm2-135m --method scalar --conditions pretrained --prompts 16
-theory                 smollm2-135m --prompts 2 --seeds 2 --length 128 --initialization smollm2-135m
-trajectory             smollm2-135m --prompts 32 --length 256
-leakage                smollm2-135m --prompts 512 --length 128
-retrieval              smollm2-135m {LISTS} --contexts 100
-bos-swap               smollm2-135m {SWAP}
-sinks                  {QWEN}       --prompts 16 --length 256 --effect 40 --effect-prompts 2
-trajectory             {QWEN}       --prompts 8 --length 256
-leakage                {QWEN}       --prompts 64 --length 128 --fresh 0
-jacobian               {QWEN}       --prompts 8 --seeds 1 --products 24 --length 128 --initialization qwen2.5
-bos-swap               {QWEN}       --replace mean,random --prompts 32 --length 128 --profile-prompts 1 --products 24
-retrieval              {QWEN}       --pairs 36 --keys alike --digits 4 --contexts 100
-interventions/bos-swap smollm2-135m --replace '{INTERVENTIONS}' --prompts 32 {NO_PROFILE} --recall 12
-mechanism/retrieval    smollm2-135m {LISTS} --contexts 100 --candidates 12 --mechanism 24 --initialization smollm2-135m
-mechanism/retrieval    {QWEN}       {ALIKE} --candidates 12 --mechanism 4 --initialization qwen2.5
-decode                 smollm2-135m --prompts 32 --length 128 --erase all --recall 8
-interventions/bos-swap {QWEN}       --replace '{FEWER}' --prompts 16 {NO_PROFILE} --recall 4
-decode                 {QWEN}       --prompts 32 --length 128 --erase all --no-leakage
-pairs-12/retrieval     smollm2-135m --pairs 12 --keys apart --digits 4 --contexts 100
-reworded/retrieval     smollm2-135m {LISTS} --contexts 24 --template reworded
-announced/retrieval    smollm2-135m {LISTS} --contexts 24 --template announced
-nouns/retrieval        smollm2-135m --pairs 36 --keys apart --digits 0 --contexts 24
-json/retrieval         smollm2-135m {LISTS} --contexts 24 --template json
-alike/retrieval        smollm2-135m {ALIKE}
-pairs-72/retrieval     smollm2-135m --pairs 72 --keys apart --digits 4 --contexts 24
-code/leakage           smollm2-135m --prompts 512 --length 128 --text code
-code/jacobian          smollm2-135m --conditions pretrained --prompts 16 --products 32 --text code
-code/sinks             smollm2-135m --prompts 32 --length 256 --text code
-im-start/sinks         smollm2-135m --prompts 32 --length 256 --first 1
-im-start/leakage       smollm2-135m --prompts 512 --length 128 --first 1
-im-start/bos-swap      smollm2-135m {SWAP} --first 1
-im-start/trajectory    smollm2-135m --prompts 32 --length 256 --first 1
-end/sinks              smollm2-135m --prompts 32 --length 256 --first 2
-t64/sinks              smollm2-135m --prompts 4 --length 64 --reacts off --effect all --effect-prompts 4
-t64/decode             smollm2-135m --prompts 32 --length 64 --erase all --recall 0 --no-leakage
-t1024/sinks            smollm2-135m --prompts 8 --length 1024 --reacts off
-t2048/sinks            smollm2-135m --prompts 4 --length 2048 --reacts off
-all-keys/sinks         smollm2-135m --prompts 32 --length 256 --keys all --reacts off
-evict/sinks            smollm2-135m --prompts 12 {EVICT}
-rule-0.02/jacobian     smollm2-135m {INIT} 0.02
-rule-1-24/jacobian     smollm2-135m {INIT} 1/24
-code/leakage           {QWEN}       --prompts 64 --length 128 --fresh 0 --text code
-code/sinks             {QWEN}       --prompts 16 --length 256 --text code
-all-keys/sinks         {QWEN}       --prompts 16 --length 256 --keys all --reacts off
-evict/sinks            {QWEN}       --prompts 6 {EVICT}
-chat/sinks             smollm2-135m --prompts 32 --length 256 --chat {CHAT}
-chat/leakage           smollm2-135m --prompts 100 --length 128 --chat {CHAT}
-t1024/jacobian         smollm2-135m --conditions pretrained --prompts 2 --products 24 --length 1024
-inspect/capitals/inspect smollm2-135m --prompt '{CAPITALS}' --initialization smollm2-135m
-inspect/names/inspect smollm2-135m --prompt '{NAMES}' --initialization smollm2-135m
-inspect/code/inspect smollm2-135m --prompt '{CODE}' --initialization smollm2-135m
+# Of every model, what the headlines rest on first.
+OF_EACH = """
+sinks                  --prompts 128 --length 256 --effect 40 --effect-prompts 32
+jacobian               --prompts 48 --seeds 2 --products 48 --initialization {rule}
+leakage                --prompts 512 --length 128
+bos-swap               {SWAP}
+retrieval              {lists} --contexts 100
+evict/sinks            --prompts 32 {EVICT}
+decode                 --prompts 100 --length 128 --erase all --recall 8
+trajectory             --prompts 64 --length 256
+theory                 --prompts 4 --seeds 2 --length 128 --initialization {rule}
+interventions/bos-swap --replace {interventions} --prompts 32 {NO_PROFILE} --recall 12
+pairs-12/retrieval     --pairs 12 --keys apart --digits 4 --contexts 100
+apart/retrieval        {APART} --contexts 24
+alike/retrieval        {ALIKE} --contexts 24
+all-keys/sinks         --prompts 32 --length 256 --keys all --reacts off
+code/leakage           --prompts 512 --length 128 --text code
+code/sinks             --prompts 64 --length 256 --text code
+t64/sinks              --prompts 64 --length 64 --reacts off
+t1024/sinks            --prompts 32 --length 1024 --reacts off
+t2048/sinks            --prompts 16 --length 2048 --reacts off
+t1024/jacobian         --conditions pretrained --prompts 8 --products 24 --length 1024
+scalar                 --method scalar --conditions pretrained --prompts 16
+mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 24 --initialization {rule}
 """
-STEPS = [Step(*line.split(maxsplit=2)) for line in TABLE.strip().splitlines()]
+# `im-start`, `end`: ids 1 and 2 of SmolLM2, <|im_start|> and <|im_end|>, at position 0. `no-bos`: Gemma without its own.
+OF_ONE = f"""
+reworded/retrieval     {SMOLLM2} {APART} --contexts 24 --template reworded
+announced/retrieval    {SMOLLM2} {APART} --contexts 24 --template announced
+nouns/retrieval        {SMOLLM2} --pairs 36 --keys apart --digits 0 --contexts 24
+json/retrieval         {SMOLLM2} {APART} --contexts 24 --template json
+pairs-72/retrieval     {SMOLLM2} --pairs 72 --keys apart --digits 4 --contexts 24
+code/jacobian          {SMOLLM2} --conditions pretrained --prompts 16 --products 32 --text code
+im-start/sinks         {SMOLLM2} --prompts 64 --length 256 --first 1
+im-start/leakage       {SMOLLM2} --prompts 512 --length 128 --first 1
+im-start/bos-swap      {SMOLLM2} {SWAP} --first 1
+im-start/trajectory    {SMOLLM2} --prompts 32 --length 256 --first 1
+end/sinks              {SMOLLM2} --prompts 64 --length 256 --first 2
+chat/sinks             {SMOLLM2} --prompts 64 --length 256 --chat {CHAT}
+chat/leakage           {SMOLLM2} --prompts 100 --length 128 --chat {CHAT}
+chat/bos-swap          {SMOLLM2} {SWAP} --chat {CHAT}
+chat/sinks             {QWEN} --prompts 64 --length 256 --chat {CHAT}
+no-bos/sinks           {GEMMA} --prompts 64 --length 256 --first none
+no-bos/leakage         {GEMMA} --prompts 512 --length 128 --first none
+no-bos/bos-swap        {GEMMA} {SWAP} --first none
+rule-0.02/jacobian     {SMOLLM2} {INIT} 0.02
+rule-1-24/jacobian     {SMOLLM2} {INIT} 1/24
+inspect/capitals/inspect {SMOLLM2} --prompt '{CAPITALS}' --initialization smollm2-135m
+inspect/names/inspect {SMOLLM2} --prompt '{NAMES}' --initialization smollm2-135m
+inspect/code/inspect {SMOLLM2} --prompt '{CODE}' --initialization smollm2-135m
+"""
+
+
+def steps_of(model: str) -> list[Step]:
+    """Those of one model."""
+    filled = OF_EACH.format(
+        rule=RULES[model],
+        lists=LISTS[model],
+        interventions=INTERVENTIONS + HELD * (model != QWEN),
+        **{name: globals()[name] for name in ("SWAP", "EVICT", "NO_PROFILE", "APART", "ALIKE")},
+    )
+    rows = [line.split(maxsplit=1) for line in filled.strip().splitlines()]
+    return [Step(folder, model, options) for folder, options in rows]
+
+
+STEPS = [step for model in RULES for step in steps_of(model)]
+STEPS += [Step(*line.split(maxsplit=2)) for line in OF_ONE.strip().splitlines()]
 
 
 def run(step: Step) -> bool:
@@ -157,22 +180,52 @@ def run(step: Step) -> bool:
 
 def draw(folder: Path, command: str) -> None:
     """Chart and tables of the results in a folder, all models together."""
-    files = sorted(folder.glob(f"{command}-*.nc.xz"))
-    results = {file.name.removeprefix(f"{command}-").removesuffix(".nc.xz"): load(file) for file in files}
+    results = results_in(folder, command)
     if results and command in questions():
         save_chart(measure(command).chart(results), folder / f"{command}.png")
         write_tables(measure(command), results, folder / f"{command}.md")
+
+
+def results_in(folder: Path, command: str) -> dict[str, xr.Dataset]:
+    """A folder's results by model, in the order of `RULES`."""
+    names = [Path(model).stem for model in RULES]
+    files = {name: folder / f"{command}-{name}.nc.xz" for name in names}
+    return {name: load(file) for name, file in files.items() if file.is_file()}
+
+
+def side_by_side() -> None:
+    """The table of all headlines, a section for each folder, under the commands that measured it."""
+    sections = []
+    for folder, command in dict.fromkeys((step.folder, step.command) for step in STEPS):
+        if command in questions() and (results := results_in(OUT / folder, command)):
+            commands = dict.fromkeys(str(ds.attrs.get("command", "")).split(" --out ")[0] for ds in results.values())
+            said = f"{folder}: " + "; ".join(f"`{each}`" for each in commands if each)
+            sections.append(replace(headlines(measure(command), results, MOST), title=said))
+    intervals = "Brackets are 95 % intervals over documents, of recall over lists; weights in float32."
+    write_report(Report("The real models in numbers", intervals, sections, []), OUT / "table.md")
+
+
+def there(model: str) -> bool:
+    """Whether a model's file is on this machine."""
+    try:
+        return located(model).exists()
+    except InputError:
+        return False
 
 
 def main() -> int:
     """0 where every step that was asked for is done."""
     options = argparse.ArgumentParser(description="Measure the real language models.")
     options.add_argument("--only", default="", help="steps whose folder begins with this")
+    options.add_argument("--model", default="", help="models whose name begins with this")
+    options.add_argument("--jobs", type=int, default=1, help="steps at a time")
     options.add_argument("--list", action="store_true", help="name the steps and stop")
     given = options.parse_args()
-    steps = [step for step in STEPS if step.folder.startswith(given.only)]
+    steps = [
+        step for step in STEPS if step.folder.startswith(given.only) and Path(step.model).name.startswith(given.model)
+    ]
     if not steps:
-        options.error(f"no step begins with '{given.only}'; --list names them")
+        options.error(f"no step of '{given.model}' begins with '{given.only}'; --list names them")
     left = [step for step in steps if not step.result.is_file()]
     if given.list:
         for step in steps:
@@ -181,9 +234,11 @@ def main() -> int:
     CHAT.parent.mkdir(parents=True, exist_ok=True)
     chats = [[{"role": "user", "content": one.text[PASSAGE]}] for one in read_documents(BUNDLED["prose"])]
     CHAT.write_text(json.dumps(chats), encoding="utf-8")
-    done = [run(step) for step in left]
+    with ThreadPoolExecutor(max(1, given.jobs)) as pool:
+        done = list(pool.map(run, (step for step in left if there(step.model))))
     for folder, command in sorted({(OUT / step.folder, step.command) for step in left or steps}):
         draw(folder, command)
+    side_by_side()
     return 0 if all(done) else 1
 
 
