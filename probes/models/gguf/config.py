@@ -35,11 +35,21 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     }
 )
-# Of all Gemma-2, where the file does not say.
-CAPS: Mapping[str, float] = MappingProxyType({"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+# Soft-caps where the file does not say; 0 is none.
+CAPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "gemma3": {"final_logit_softcapping": 0.0},
+    }
+)
 GEMMA2_WINDOW = 4096
-GEMMA2_27B = 46  # the one with so many blocks has logits scaled by its width per head, not by the head's own
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2")  # llama also of Mistral: a window makes it one
+BLOCKS_27B = {
+    "gemma2": 46,
+    "gemma3": 62,
+}  # the one with so many has logits scaled by its width per head, not the head's
+PERIOD, LOCAL = "attention.sliding_window_pattern", "rope.freq_base_swa"  # Gemma 3's alone
+GEMMA3_PERIOD, GEMMA3_LOCAL = 6, 10_000.0  # every sixth block is full; the rotary base in the others
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")  # llama also of Mistral: a window makes it one
 # Keys that are followed although no field has their name.
 ROTATING = (
     *("attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
@@ -113,7 +123,8 @@ class _Stated:
         self.header, self.kind = header, header.architecture
         prefix = f"{self.kind}."
         self.values = {key.removeprefix(prefix): v for key, v in header.values.items() if key.startswith(prefix)}
-        followed = (*FIELDS, *ROTATING, *IDLE, *(CAPS if self.kind == "gemma2" else ()))
+        own = (PERIOD, LOCAL) if self.kind == "gemma3" else ()
+        followed = (*FIELDS, *ROTATING, *IDLE, *CAPS.get(str(self.kind), ()), *own)
         for key, value in sorted(self.values.items()):
             if key not in followed and (key not in NEUTRAL or value != NEUTRAL[key]):  # it may change what is computed
                 raise self.wrong(key, "headwater does not know how to follow it; give the checkpoint's own folder")
@@ -160,11 +171,12 @@ def _fields(stated: _Stated) -> dict[str, Any]:
     windowed, biased = "attention.sliding_window" in stated.values, "blk.0.attn_q.bias" in header.tensors
     if kind == "llama" and windowed:
         return fields | {"model_type": "mistral", "sliding_window": stated.size("attention.sliding_window")}
-    if kind == "gemma2":
-        scale = width // heads if fields["num_hidden_layers"] == GEMMA2_27B else head_dim
-        caps = {cap: stated.number(cap, usual) or None for cap, usual in CAPS.items()}
+    if kind in CAPS:
+        scale = width // heads if fields["num_hidden_layers"] == BLOCKS_27B[kind] else head_dim
         window = stated.size("attention.sliding_window", GEMMA2_WINDOW)
-        return fields | caps | {"query_pre_attn_scalar": scale, "sliding_window": window}
+        fields |= {cap: stated.number(cap, usual) or None for cap, usual in CAPS[kind].items()}
+        fields |= {"query_pre_attn_scalar": scale, "sliding_window": window}
+        return fields | (_two_kinds(stated, fields["rope_parameters"]) if kind == "gemma3" else {})
     if kind == "qwen2":
         usual = head_dim == width // heads  # then it stands in none of Qwen2's own configurations
         return {field: value for field, value in fields.items() if field != "head_dim" or not usual}
@@ -172,8 +184,17 @@ def _fields(stated: _Stated) -> dict[str, Any]:
     return fields | {"attention_bias": biased} | more
 
 
+def _two_kinds(stated: _Stated, rope: dict[str, Any]) -> dict[str, Any]:
+    """Gemma 3's: every sixth block is full, the others have windows, and rotations by a base of their own, never scaled."""
+    period = stated.size(PERIOD, GEMMA3_PERIOD) if "attention.sliding_window" in stated.values else 1
+    local = {"rope_type": "default", "rope_theta": stated.number(LOCAL, GEMMA3_LOCAL, least=1.0)}
+    rotations = {"full_attention": rope, "sliding_attention": local}
+    return {"model_type": "gemma3_text", "sliding_window_pattern": period, "rope_parameters": rotations}
+
+
 def _rope(stated: _Stated, head_dim: int) -> dict[str, Any]:
-    header, base = stated.header, stated.number("rope.freq_base", 10_000.0, least=1.0)
+    usual_base = None if stated.kind == "gemma3" else 10_000.0  # of which its readers take different ones
+    header, base = stated.header, stated.number("rope.freq_base", usual_base, least=1.0)
     kind = stated.values.get("rope.scaling.type", "linear")
     factor = stated.number("rope.scaling.factor", 0.0) or 1.0  # 0 says nothing
     usual = {"rope_type": "default", "rope_theta": base}
@@ -185,8 +206,9 @@ def _rope(stated: _Stated, head_dim: int) -> dict[str, Any]:
         return usual
     if kind == "linear":
         return usual | {"rope_type": "linear", "factor": factor}
-    if kind != "yarn":
-        raise stated.wrong("rope.scaling.type", "linear and yarn can be followed; give the checkpoint's own folder")
+    if kind != "yarn" or stated.kind == "gemma3":  # of which it is not said in which blocks
+        known = "linear" if stated.kind == "gemma3" else "linear and yarn"
+        raise stated.wrong("rope.scaling.type", f"{known} can be followed; give the checkpoint's own folder")
     original = stated.size("rope.scaling.original_context_length", stated.size("context_length"))
     betas = {beta: stated.values.get(f"rope.scaling.yarn_{beta}") for beta in ("beta_fast", "beta_slow")}
     scaled = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
@@ -237,8 +259,7 @@ def tensors_of(header: Header, config: Any, device: torch.device) -> dict[str, U
         wanted = without_weights(config).state_dict()
     except InputError as error:
         raise header.refuse(f"cannot be followed: {error}") from None
-    kind = "llama" if config.model_type == "mistral" else config.model_type
-    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == header.architecture)
     known = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     names = {known.get_name(own, try_suffixes=(".weight", ".bias")) or own: own for own in wanted}
     applied = {ROPE_FACTORS} if header.architecture == "llama" else set()  # in the configuration instead
@@ -261,7 +282,7 @@ def tensors_of(header: Header, config: Any, device: torch.device) -> dict[str, U
 
 def _tensor(header: Header, config: Any, name: str, device: torch.device) -> Tensor:
     tensor = header.read(name, device)
-    if config.model_type == "gemma2" and name.endswith("norm.weight"):  # stored with 1 added
+    if config.model_type.startswith("gemma") and name.endswith("norm.weight"):  # stored with 1 added
         tensor = tensor - 1
     heads = {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
     for part, count in heads.items() if header.architecture == "llama" else ():
