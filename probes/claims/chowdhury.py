@@ -15,7 +15,7 @@ from ..results.tables import number, range_told
 from ..results.ushape import SHORTEST, shape
 from ..theory.cesaro import cesaro_bins
 from . import readings as read
-from .evidence import Results, fresh, places, real
+from .evidence import fresh, places, real
 from .ledger import Source
 from .readings import prompted, roughly, strength_told
 from .rules import Lacks, Test, Told, above, below, every, near, nothing, told
@@ -61,27 +61,24 @@ def u_of_model(ds: xr.Dataset, condition: str = "pretrained", factor: float = WE
 
 
 BOTH = f"primacy and recency are both at least {WEAK:g}"
-for source, name, called, model in (
-    (chowdhury, "gpt2", "GPT-2", "GPT-2"),
-    (chowdhury, "qwen2", "Qwen2-0.5B", "Qwen2.5-0.5B"),
-    (ours, "7b", "a model as wide as those in use, 4096,", "Llama-7B width"),
-):
-    claim, rule = f"With fresh weights {called} has the U-shape.", f"{BOTH} in the fresh profile"
-    needs = places(f"fresh {model} configuration", name=model)
-    source(f"u-at-birth-{name}", claim=claim, rule=rule, needs=needs)(u_of_places)
+USUAL = ("GPT-2", "Qwen2.5-0.5B")
+MODELS = places("fresh GPT-2 and Qwen2.5-0.5B configurations", group="model")
 
+
+@chowdhury("u-at-birth", rule=f"{BOTH} in both models' fresh profiles", needs=MODELS)
+def _(rows: Rows) -> dict[str, Told]:
+    """With fresh weights GPT-2 and Qwen2-0.5B have the U-shape."""
+    return u_of_places([row for row in rows if row["name"] in USUAL])
+
+
+PAIR = "in Qwen2-0.5B and GPT-2"
 for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong", "strong U-shape", STRONG)):
     both = f"primacy and recency are both at least {factor:g}"
-    everywhere, persisting = source.but(needs=places(window=0)), source.but(needs=real("jacobian"))
+    everywhere, persisting = source.but(needs=places(window=0)), source.but(needs=real("jacobian"), published=PAIR)
     claim, rule = f"Fresh causal decoders as such have the {u}.", f"{both} at every place of the map without window"
     everywhere(f"u-at-birth-everywhere{end}", claim=claim, rule=rule, factor=factor)(u_everywhere)
     claim, rule = f"The {u} persists through pretraining.", f"{both} in every pretrained model without window"
     persisting(f"u-persists{end}", claim=claim, rule=rule, factor=factor)(u_of_model)
-
-for short, model, length in (("qwen2-0.5b", "Qwen/Qwen2-0.5B", 2048), ("gpt2", "openai-community/gpt2", 1024)):
-    claim, rule = f"The U-shape persists in the pretrained {model.rpartition('/')[2]}.", f"{BOTH} in its profile"
-    needs = real("jacobian", only=[model], options=f"--length {length}", out=f"runs/{short}")
-    chowdhury(f"u-persists-{short}", "experiments", claim, rule=rule, needs=needs)(u_of_model)
 
 
 @ours("u-at-birth-bundled", rule=f"{BOTH} in every fresh model without window", needs=fresh("jacobian"))
@@ -95,7 +92,6 @@ def _(ds: xr.Dataset) -> Told:
 SAME, STRENGTH, NEAR = 0.99, 0.36, 0.05  # published rank correlation; d σ² of Qwen2-0.5B, and how near to it
 RANKS = f"rank correlation of the two profiles, smoothed by us, within 0.01 of {SAME:g}"
 same = chowdhury.but(where="experiments", published=f"{SAME:g}", needs=places("fresh models with and without RoPE"))
-NO_ROPE = fresh("no-rope", "jacobian", options="--conditions init --no-rope", model="bundled models, fresh weights")
 
 
 def smooth_ranks(curve: np.ndarray, other: np.ndarray) -> float:
@@ -126,18 +122,10 @@ def _(rows: Rows) -> dict[str, Told]:
     return without_rope([row for row in rows if abs(row["strength"] - STRENGTH) < NEAR])
 
 
-@same("same-without-rope-bundled", rule=f"{RANKS} in every architecture", kind="ours", needs=NO_ROPE)
-def _(kinds: Results) -> Told:
-    """Fresh models of the bundled architectures have the same profile with and without RoPE."""
-    ds = kinds["no-rope"] if "no-rope" in kinds else kinds["jacobian"]
-    rho = read.of_profiles(smooth_ranks, units(ds), prompted(ds, "init"), prompted(ds, "init-nope"))
-    return told(rho, ".3f"), near(rho, SAME, correlation=True)
-
-
 # ------------------------------------------------------------------------------------------------ N^L against measurement
 
-USUAL = ("GPT-2", "Qwen2.5-0.5B")
 EXACT = 0.05  # RMS log error up to which a theory of a curve may be called exact: ours
+ERRORS = "RMS log errors of N^L at its best alpha, and of its continuous limit at that alpha (best scales)"
 usual = chowdhury.but(needs=places("fresh GPT-2 and Qwen2.5-0.5B configurations", USUAL, group="model"))
 
 
@@ -147,23 +135,13 @@ def _(row: Row) -> Told:
     return ranked(row["cesaro"], row["measured"])
 
 
-def exact(error: float) -> Told:
-    return number(error), below(roughly(max(error, 1e-12)), float(np.log(EXACT)))
-
-
-@usual(
-    "cesaro-exact", "title", rule=f"RMS log error of N^L at its best alpha and scale at most {EXACT:g} in both models"
-)
+@usual("cesaro-exact", "title, abstract", rule=f"{ERRORS}, each at most {EXACT:g} in both models")
 def _(row: Row) -> Told:
-    """The Cesàro power N^L is an exact theory of the sensitivity profile at initialization."""
-    return exact(row.error("cesaro"))
-
-
-@usual("continuous-limit", rule=f"RMS log error of the density at N^L's alpha and the best scale at most {EXACT:g}")
-def _(row: Row) -> Told:
-    """The closed-form density of the continuous limit of N^L describes the sensitivity profile at initialization."""
+    """The Cesàro power N^L, in closed form in the continuous limit, is an exact theory of the profile at initialization."""
     density = cesaro_bins(int(row["length"]), int(row["blocks"]), alpha=float(row["alpha"]))
-    return exact(rms_log_error(density, row["measured"], free_scale=True))
+    errors = row.error("cesaro"), rms_log_error(density, row["measured"], free_scale=True)
+    words = f"{number(errors[0])}, continuous limit {number(errors[1])}"
+    return words, every(below(roughly(max(error, 1e-12)), float(np.log(EXACT))) for error in errors)
 
 
 # ---------------------------------------------------------------------------------------------- the three parts of the U
@@ -261,7 +239,6 @@ def _(rows: Rows) -> Told | None:
 # ------------------------------------------------------------------------------------------------------- the score path
 
 FRESH = fresh("theory", options="--prompts 2")
-MODELS = places("fresh GPT-2 and Qwen2.5-0.5B configurations", group="model")
 SHARE = 0.95  # of the norm that the value path has where the score path counts as vanished: ours
 VALUE = f"the value path alone has at least {SHARE:.0%} of the norm"
 

@@ -31,6 +31,12 @@ POPULATIONS: dict[Population, str] = {
     "toys": "toys",
     "controlled": "controlled training",
 }
+APART = {  # kinds that are no sentences of the sources
+    "request": "asked by reviewers and readers",
+    "ours": "our own generalisations and controls",
+    "theorem": "theorems and what is true by construction, which test the code",
+}
+IN = " in the"  # behind a verdict, before the models
 COLUMNS = (
     *("id", "kind", "population", "source", "claim", "published"),
     *("measured", "tiny", "model", "verdict", "rule", "command"),
@@ -54,7 +60,7 @@ def verdict_of(holds: bool | None) -> Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """One row: what a source says and how it is decided; and, where it was judged, what was measured, with the verdict.
+    """One row, one sentence: what a source says and how it is decided; where it was judged, what was measured, the verdict.
 
     `id` is lower case with hyphens and never changes, so that a row can be referred to. `model` and `command` are those of
     the results that judged it, else of a measurement still to be made.
@@ -72,6 +78,13 @@ class Claim:
     measured: str = "-"  # the value with its interval, in words; "-" where there is none
     verdict: Verdict = "not measured"
     tiny: str = "-"  # the same of models too small to decide
+
+    @property
+    def standing(self) -> str:
+        """The verdict; of language models that a statement in general holds for, how many they are."""
+        models = len(self.model.split(", "))
+        general = self.verdict == "holds" and self.population == "pretrained" and self.kind != "theorem"
+        return f"{self.verdict}{IN} {models} model{'s' * (models > 1)} judged" if general else self.verdict
 
     def judged(
         self,
@@ -125,6 +138,7 @@ def beside(claims: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]
     for claim in [*claims, *(replace(by_id[base], id=name) for name, base in several.items())]:
         before = earlier.get(claim.id, {})
         known = {name: before.get(name, "-").strip("`") for name in ("measured", "tiny", "model", "verdict", "command")}
+        known["verdict"] = known["verdict"].partition(IN)[0]
         less = any(getattr(claim, name) == "-" != known[name] for name in ("measured", "tiny"))
         less |= any(_models(getattr(claim, name)) < _models(known[name]) for name in ("tiny", "model"))
         if known["verdict"] in VERDICTS and (less or claim.id in several):
@@ -148,16 +162,17 @@ def _models(cell: str) -> set[str]:
 
 
 def claims_table(claims: Sequence[Claim]) -> Report:
-    """The table of claims.md, sorted by source; how many have which verdict above it.
+    """The table of claims.md, sorted by source; above it how the sentences of each source fare.
 
     Write it with `probes.results.tables.write_report`.
     """
     ordered = sorted(claims, key=lambda claim: (claim.source.partition("]")[0], claim.source, claim.id))
-    rows = [[str(getattr(claim, column)) for column in COLUMNS] for claim in ordered]
-    for row in rows:
-        row[0], row[-1] = f"`{row[0]}`", f"`{row[-1]}`"
+    rows = [[f"`{c.id}`", *(str(getattr(c, name)) for name in COLUMNS[1:-1]), f"`{c.command}`"] for c in ordered]
+    for row, claim in zip(rows, ordered, strict=True):
+        row[COLUMNS.index("verdict")] = claim.standing
     described = (
-        "Each verdict is computed from the results in this folder by the rule in its row. Brackets hold 95 % intervals: "
+        "Each row is one sentence, whose verdict its rule computes from the results in this folder; where a row has several "
+        "numbers the rule is over all of them. Brackets hold 95 % intervals: "
         "over documents, or by Student's t over runs (fresh models, controlled training, toys). Medians have their range in "
         "parentheses, 0.3 (0.2 to 0.5). A statement holds where the whole interval lies on its side, does not hold where it "
         "lies on the other, and is undecided otherwise. Numbers without an interval count as known within a tenth (places "
@@ -170,16 +185,25 @@ def claims_table(claims: Sequence[Claim]) -> Report:
 
 
 def headline(claims: Sequence[Claim]) -> list[str]:
-    """How statements fare: those of the sources by population, then requests of reviewers and readers, and our own."""
-    groups = [(f"published, {words}", "published", {population}) for population, words in POPULATIONS.items()]
-    groups += [("requests of reviewers and readers", "request", POPULATIONS.keys())]
-    groups += [("our own generalisations and controls", "ours", POPULATIONS.keys())]
-    groups += [("theorems and identities", "theorem", POPULATIONS.keys())]
-    lines = []
-    for name, kind, populations in groups:
-        group = [claim for claim in claims if claim.kind == kind and claim.population in populations]
-        lines += [f"{name}: {len(group)} statements, {counted(group)}"] if group else []
-    return lines
+    """How sentences fare, by source, and on which models; apart, what reviewers asked, our own, and theorems."""
+    groups: dict[str, list[Claim]] = {}
+    for kind in ("published", *APART):
+        for claim in (claim for claim in claims if claim.kind == kind):
+            groups.setdefault(APART.get(kind) or origin(claim), []).append(claim)
+    return [f"{name}: {len(of)} sentence{'s' * (len(of) > 1)}, {fared(of)}" for name, of in groups.items()]
+
+
+def fared(claims: Sequence[Claim]) -> str:
+    """How many hold, fail and are open, and on what they were judged."""
+    hold, fail = ([claim for claim in claims if claim.verdict == verdict] for verdict in DECIDED)
+    left = [claim for claim in claims if claim.verdict not in DECIDED]
+    told = [f"{len(hold)} hold" + "s" * (len(hold) == 1), f"{len(fail)} do{'es' * (len(fail) == 1)} not hold"]
+    told += [f"{len(left)} open" + f" ({counted(left)})" * bool(left)]
+    judged = [claim for claim in claims if claim.measured != "-"]
+    known = [name for c in judged if c.population == "pretrained" for name in c.model.split(", ")]
+    others = {c.population for c in judged} - {"pretrained"}
+    known += [words for population, words in POPULATIONS.items() if population in others]
+    return f"{', '.join(told)}{'; judged on ' * bool(known)}{', '.join(dict.fromkeys(known))}"
 
 
 def counted(claims: Sequence[Claim]) -> str:

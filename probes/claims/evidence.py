@@ -82,7 +82,7 @@ def real(
     Args:
         kinds: of the results, as `probes.results.folder` names them.
         first: what prompts begin with, where only such results count: "bos", "none" (text).
-        only: models by name, of which all are needed.
+        only: models by name, where no other counts.
         model: what the command measures; `only`, if that is given.
         options: of the command, in the place of `MEASURED`'s; `more` stands behind those.
         out: the command's folder, of results that would overwrite others of their kind.
@@ -135,8 +135,6 @@ def _of_models(kinds: Sequence[str], who: Callable[..., Judged | None], first: s
             for name, ds in collected[kind].items():
                 if first in ("", ds.attrs.get("first_policy")) and (not only or name in only):
                     results.setdefault(name, {})[kind] = ds
-        if len(results) < len(only):
-            return None
         return who(results, tell if len(kinds) > 1 else lambda by_kind: tell(by_kind[kinds[0]]))
 
     return judge

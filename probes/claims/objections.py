@@ -17,7 +17,10 @@ from .readings import of_profiles, prompted, root_mean_square
 from .rules import Lacks, Told, above, below, every, told
 
 objection = chowdhury.but(where="objection in public", kind="request", needs=places())
-SMALLER = "the smaller RMS log error (best scale) at every place of the map"
+NEARER = (
+    "adding powers has the smaller RMS log error (best scale) at every place of the map: with coefficients alike where no "
+    "branch is scaled, and the kernel, nothing fitted, against N^L with its best alpha"
+)
 ERROR, RANK = 0.1, 0.95  # of the surrogate: ours
 FRESH = fresh("theory", options="--prompts 2")
 SCALAR = fresh("scalar-init", "scalar", "jacobian", options="--method scalar --conditions init")
@@ -42,16 +45,11 @@ def powers_nearer(rows: Sequence[Row], powers: str, amplitudes: str) -> Told:
     return words, every(nearer)
 
 
-@objection("objection-powers-map", rule=f"adding powers has {SMALLER} without scaled branches, coefficients alike")
-def _(rows: Sequence[Row]) -> Told:
+@objection("objection-powers-map", rule=NEARER)
+def _(rows: Sequence[Row]) -> dict[str, Told]:
     """The Cesàro power N^L is the wrong quantity at initialization: powers of paths add up, not amplitudes."""
-    return powers_nearer(rows, "config", "amplitudes")
-
-
-@objection("objection-powers-map-fitted", rule=f"the kernel has {SMALLER}, against N^L with its best alpha")
-def _(rows: Sequence[Row]) -> Told:
-    """Powers of paths, nothing fitted, are nearer to the fresh profile than amplitudes with one fitted number."""
-    return powers_nearer(rows, "score_path", "cesaro")
+    pairs = {"coefficients alike": ("config", "amplitudes"), "against the fitted N^L": ("score_path", "cesaro")}
+    return {name: powers_nearer(rows, *of) for name, of in pairs.items()}
 
 
 def powers_in_model(ds: xr.Dataset, condition: str) -> Told:

@@ -70,14 +70,16 @@ def prompted(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> l
 
 
 def with_middle(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> list[np.ndarray]:
-    """`prompted` of a model without sliding window, whose profile has ends and a middle.
+    """`prompted` of a model whose windows, if any, reach over the text, and whose profile has ends and a middle.
 
     Raises:
         Lacks: it has not.
     """
     model, profiles = config(ds), prompted(ds, condition, variable)
-    windowed = bool(model.get("sliding_window") and model.get("use_sliding_window", True))
-    if windowed or not any(values.shape[1] >= SHORTEST and np.isfinite(typical(values)).all() for values in profiles):
+    window = (model.get("use_sliding_window", True) and model.get("sliding_window")) or math.inf
+    if window < max(values.shape[1] for values in profiles) or not any(
+        values.shape[1] >= SHORTEST and np.isfinite(typical(values)).all() for values in profiles
+    ):
         raise Lacks(condition)
     return profiles
 

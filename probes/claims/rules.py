@@ -116,11 +116,6 @@ def _several(tests: Iterable[Tested], of_all: Verdict, of_one: Verdict) -> Test:
     return test
 
 
-def never_refuted(test: Test) -> Test:
-    """Undecided where it does not hold: a threshold of ours can confirm what a source says, which gives none."""
-    return lambda level: "undecided" if test(level) == "does not hold" else test(level)
-
-
 def told(estimate: Interval, form: str = ".3g", change: Callable[[float], float] = float) -> str:
     """An estimate with its interval in words; `change` undoes a logarithm."""
     return interval(*(change(end) for end in estimate[:3]), form=form)

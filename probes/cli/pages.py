@@ -70,7 +70,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
     from toy.match import MEASURE as MATCH
 
     from ..charts import image
-    from ..claims.claim import beside, claims_table, counted, merged
+    from ..claims.claim import beside, claims_table, headline, merged
     from ..claims.sources import claims
     from ..measures.map import MAP
     from ..report import Section, page_of, quick_remarks, write
@@ -109,7 +109,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
         f"{page.model or out}: {', '.join(kinds or collected)}",
         *page.remarks,
         *page.sentences,
-        f"{len(found)} statements of others and of ours: {counted(found)}",
+        *headline(found),
         f"wrote {', '.join(map(str, written))}",
     ]
 

@@ -60,7 +60,7 @@ def write(page: Page, out: str | Path) -> Path:
         question=QUESTION,
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
         page=page,
-        headline=headline(judged),
+        headline=headline(page.claims),
         judged=sorted(judged, key=lambda claim: (VERDICTS.index(claim.verdict), origin(claim))),
         counts=Counter(claim.verdict for claim in judged),
         populations=POPULATIONS,
