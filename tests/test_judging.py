@@ -12,9 +12,9 @@ from scipy.stats import norm, t, ttest_ind
 
 from probes.claims.evidence import runs_of
 from probes.claims.readings import of_profiles, over_training
-from probes.claims.rules import SURE, above, below, between, every, listed, near, nothing, some, sure
+from probes.claims.rules import SURE, above, below, between, drawn, every, listed, near, nothing, some, sure
 from probes.results.folder import Collected
-from probes.results.statistics import Interval, between_runs, over_runs
+from probes.results.statistics import Interval, between_runs, one_more, over_runs
 from probes.results.ushape import shape_of
 
 
@@ -39,6 +39,17 @@ def test_a_number_is_met_within_a_quarter_and_a_correlation_within_a_hundredth()
         (0.99, 0.999, 1.001, "holds"),
     ):
         assert near(Interval(low, low, high), number, correlation=number > 0.9)(SURE) == verdict
+
+
+def test_a_published_run_is_met_where_it_could_be_one_of_ours():
+    run = one_more(over_runs([1.0, 2.0, 4.0, 5.0]))
+    reach = t.ppf(0.975, 3) * np.std([1, 2, 4, 5], ddof=1) * math.sqrt(1 + 1 / 4)
+    assert run[:3] == pytest.approx((3, 3 - reach, 3 + reach))
+    for off, verdict in ((reach - 0.01, "holds"), (reach + 0.09, "holds"), (reach + 0.11, "does not hold")):
+        assert {drawn(run, 3 + way * off, 0.1, 13.0)(SURE) for way in (-1, 1)} == {verdict}
+    assert drawn(run, 3.0, 0.1, 12.0)(SURE) == "undecided"  # 2 * 6.4 wide
+    assert drawn(run, 3 + 1.1 * reach, 0.1, 13.0)(0.99) == "holds"
+    assert drawn(one_more(over_runs([1.0])), 1.0, 0.1, 9.0)(SURE) == "undecided"
 
 
 def test_nothing_there_takes_the_90_percent_interval():

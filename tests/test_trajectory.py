@@ -13,6 +13,7 @@ import pytest
 import torch
 from families import BLOCKS
 from measured import SOME, complete, drawn_tokens, refused, view
+from scipy.stats import t
 from sim import ONE, Launched, Simulated
 from torch import Tensor
 from torch.nn import functional
@@ -103,8 +104,11 @@ def test_cosines_are_those_of_every_pair(name):
         directions = functional.normalize(streams(model, torch.tensor(given))[:, :, -1], dim=-1)
         for layer in range(BLOCKS + 1):
             one, at = directions[:, layer], found.sel(place=place, layer=layer)
-            cosines = (one @ one.T)[tuple(torch.tril_indices(7, 7, -1))]
-            expected = [cosines.mean(), *np.quantile(cosines, [0.05, 0.95])]
+            cosines, every = (one @ one.T).numpy(), np.arange(7)
+            parts = [cosines[np.ix_(some, some)] for some in (every, *(np.delete(every, n) for n in every))]
+            means = [of[np.tril_indices(len(of), -1)].mean() for of in parts]
+            reach = t.ppf(0.975, 6) * np.sqrt(6 / 7 * np.sum((np.array(means[1:]) - np.mean(means[1:])) ** 2))
+            expected = [means[0], max(means[0] - reach, -1), min(means[0] + reach, 1)]
             np.testing.assert_allclose([at.cosine, at.cosine_low, at.cosine_high], expected, atol=1e-12)
 
 

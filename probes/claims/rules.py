@@ -3,7 +3,8 @@
 A statement **holds** where the whole 95 % interval lies on its side, **does not hold** where it lies on the other, and is
 **undecided** otherwise. A statement about models in general holds if it holds in each model by that model's own 95 %
 interval, and fails if it fails in one of m at level 1 - 0.05/m (`every`); "in some model" is the reverse (`some`). A number
-is met within a quarter of it, a correlation within 0.01 (`near`). "There is nothing" holds where the 90 % interval lies
+is met within a quarter of it, a correlation within 0.01 (`near`). A published run is met where it lies inside the prediction
+interval of our runs (`drawn`). "There is nothing" holds where the 90 % interval lies
 within margins fixed beforehand (`nothing`).
 """
 
@@ -65,6 +66,23 @@ def near(estimate: Interval, published: float, *, correlation: bool = False) -> 
     low, high = published - HUNDREDTH, published + HUNDREDTH
     # An interval's end may lie beyond what a correlation can be.
     return between(estimate, -math.inf if low <= -1 else low, math.inf if high >= 1 else high)
+
+
+def drawn(run: Interval, published: float, margin: float, widest: float) -> Test:
+    """Whether a published run could be one of ours: inside the prediction interval `run` (`one_more`), or that near to it.
+
+    An interval at 95 % that is wider than `widest` holds what is not alike, too, and leaves it undecided.
+    """
+
+    def test(level: float) -> Verdict:
+        least, most = run.at(level)
+        if math.isnan(least):  # of a single run
+            return "not measured" if math.isnan(run.value) else "undecided"
+        if not least - margin <= published <= most + margin:
+            return "does not hold"
+        return "holds" if float(np.subtract(*run.at(SURE)[::-1])) <= widest else "undecided"
+
+    return test
 
 
 def nothing(estimate: Interval, margin: float) -> Test:

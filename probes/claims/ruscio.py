@@ -286,7 +286,7 @@ def _(ds: xr.Dataset) -> Told:
 
 CONSTANT = "behind the same BOS the stream at position 0 does not change with the text, in every model with a BOS"
 APART = 0.9  # cosine below which streams of different tokens have not become one: ours
-VARIES = f"the cosine of different tokens' streams before the final norm is below {APART:g} in 90 % of pairs"
+VARIES = f"the mean cosine of different tokens' streams before the final norm is below {APART:g}, interval over tokens"
 heads = ruscio.but(needs=real("sinks"))
 IN_SOME = "in some head of every model, by intervals for so many heads"
 WRITTEN = f"more than {LARGE:g} of the stream comes from position 0 {IN_SOME}"
@@ -310,7 +310,7 @@ def _(ds: xr.Dataset) -> Told:
 def _(ds: xr.Dataset) -> Told:
     """Without an auto-prepended BOS the fingerprint at position 0 varies with the token there."""
     cosine = estimated(ds.isel(place=0, layer=-1), "cosine")
-    return f"cosine {told(cosine, '.2f')} (90 % of pairs)", below(cosine, APART)
+    return f"mean cosine {told(cosine, '.2f')}", below(cosine, APART)
 
 
 def heads_above(ds: xr.Dataset, variable: str, threshold: float) -> Told:

@@ -13,8 +13,8 @@ given too. The median is over positions and dimensions of a prompt's stream at o
 
 **Convergence**: tokens drawn without replacement from those of the prompts each stand alone at position 0, and the cosines
 of their streams are taken pair by pair at every layer. For models with a BOS the same tokens behind it, at position 1, are
-the control: blocks that move any token there are not what makes position 0 special. Pairs are not independent; `cosine_low`
-and `cosine_high` are the 5 and 95 % quantiles of the pairs, no interval for the mean.
+the control: blocks that move any token there are not what makes position 0 special. Pairs that share a token are not
+independent: `cosine_low` and `cosine_high` are the jackknife's 95 % interval of the mean over tokens, from 3 of them on.
 
 Streams are read one layer at a time, as they pass, of one prompt or, on a GPU, of as many as go through it together.
 
@@ -45,7 +45,9 @@ from ..models.edited import passing
 from ..models.load import takes_model
 from ..models.swap import unswapped
 from ..models.view import Edit, View
+from ..results.curves import with_interval
 from ..results.dataset import Variable, dataset, labelled, provenance
+from ..results.statistics import jackknife
 from ..results.tables import Table, number
 from ..run.memory import Retry, batches, prompts_at_once
 from ..run.precision import double
@@ -55,7 +57,6 @@ from ..run.store import Piece, Store
 STARTS = 64  # 2,016 pairs
 RANKS = 5  # dimensions named per layer; [Sun] finds at most four massive ones
 PLACES = ("position 0", "position 1 behind BOS")
-TAILS = (0.05, 0.95)  # of the pairs' cosines
 MASSIVE, MEDIANS = "over 100 and 1000 medians", "30 medians"
 # By name: (least magnitude, least multiple of the median), both strict; the first is [Sun]'s.
 RULES = {MASSIVE: (100.0, 1000.0), MEDIANS: (0.0, 30.0)}
@@ -73,8 +74,8 @@ VARIABLES = {
     "top_dimension": Variable((*_AT, "rank"), "dimension of the largest magnitude at position 0", "index"),
     "top_ratio": Variable((*_AT, "rank"), "its magnitude, mean over prompts, against the median"),
     "cosine": Variable(("place", "layer"), f"{_COSINE}, mean"),
-    "cosine_low": Variable(("place", "layer"), f"{_COSINE}, 5 % quantile"),
-    "cosine_high": Variable(("place", "layer"), f"{_COSINE}, 95 % quantile"),
+    "cosine_low": Variable(("place", "layer"), f"{_COSINE}, low end over tokens"),
+    "cosine_high": Variable(("place", "layer"), f"{_COSINE}, high end over tokens"),
 }
 
 
@@ -252,12 +253,15 @@ def streams_at(model: View, tokens: Int[Tensor, "prompt position"], position: in
 
 
 def pair_cosines(streams: Float[Tensor, "start layer d"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and 5 and 95 % quantiles of the pairs' cosines, each [layer]."""
-    one, other = torch.triu_indices(len(streams), len(streams), offset=1)
-    direction = streams / streams.norm(dim=-1, keepdim=True)
-    cosines = torch.einsum("sld,tld->lst", direction, direction)[:, one, other].clamp(-1, 1).numpy()
-    low, high = np.quantile(cosines, TAILS, axis=1)
-    return cosines.mean(1), low, high
+    """The pairs' mean cosine with its interval over starts, each [layer]."""
+    directions = (streams / streams.norm(dim=-1, keepdim=True)).numpy()
+
+    def mean(some: np.ndarray) -> np.ndarray:  # |sum of directions|^2 = n + n (n - 1) mean
+        n = len(some)
+        return (np.square(some.sum(0)).sum(-1) - n) / (n * (n - 1)) if n > 1 else np.full(some.shape[1], np.nan)
+
+    value, low, high = (end.clip(-1, 1) for end in jackknife(mean, directions, np.arange(len(directions))))
+    return value, low, high
 
 
 # -------------------------------------------------------------------------------------------------------- what is shown
@@ -316,8 +320,8 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 FIRSTS = {"bos": ("BOS", VERMILLION), "id": ("the prompts' one id", VERMILLION), "text": ("text", BLUE)}
 STOOD = {PLACES[0]: ("at position 0", INK), PLACES[1]: ("at position 1, behind BOS", GREEN)}
 CAPTION = (
-    "Dashed: the same at other positions, median. Cosines: each token alone at its position; bands hold 5 to 95 % of "
-    "pairs. The last stream is what the final norm reads."
+    "Dashed: the same at other positions, median. Cosines: each token alone at its position; bands: 95 % over "
+    "tokens. The last stream is what the final norm reads."
 )
 
 
@@ -371,7 +375,11 @@ MEASURE = Measure(
         ),
         Headline("massive dimensions at 0, most", lambda ds: ds.massive.sel(rule=list(RULES)).max("layer")),
         Headline("change at 0 by later text", lambda ds: ds.later_difference.max("layer")),
-        Headline("cosine of different tokens, last layer", lambda ds: ds.cosine.isel(layer=-1, drop=True), form=".3f"),
+        Headline(
+            "cosine of different tokens, last layer",
+            lambda ds: with_interval(ds, "cosine").isel(layer=-1, drop=True),
+            form=".3f",
+        ),
     ),
     answer=answer,
     tables=rows,

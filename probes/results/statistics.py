@@ -14,11 +14,11 @@ Two ways, both for 95 % (`Interval.at` gives other levels):
   than there are documents. For smooth numbers of few units, of which percentiles of the bootstrap make intervals that are
   too narrow. Ratios are taken by their logarithms, whose distribution is the more symmetric one.
 
-`over_runs` is Student's t over runs, `between_runs` Welch's of two groups. Two results are compared by `paired` where they
-share their units: the jackknife leaves a unit out of both at once, so that what it does to both alike cancels. Else by
-`apart`, the difference of two independent estimates: half-widths add in quadrature, to each side those that reach that way
-[Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Source: Efron and Tibshirani, An Introduction to the Bootstrap,
-chapters 11 to 13.
+`over_runs` is Student's t over runs, `one_more` where another run lies, `between_runs` Welch's of two groups. Two results
+are compared by `paired` where they share their units: the jackknife leaves a unit out of both at once, so that what it does
+to both alike cancels. Else by `apart`, the difference of two independent estimates: half-widths add in quadrature, to each
+side those that reach that way [Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Source: Efron and Tibshirani, An
+Introduction to the Bootstrap, chapters 11 to 13.
 """
 
 from __future__ import annotations
@@ -177,6 +177,14 @@ def over_runs(values: Sequence[float] | np.ndarray) -> Interval:
         return Interval(float(known[0]) if len(known) else np.nan, np.nan, np.nan)
     reach = _quantile(INTERVAL[1] / 100, len(known) - 1) * known.std(ddof=1) / np.sqrt(len(known))
     return Interval(float(known.mean()), float(known.mean() - reach), float(known.mean() + reach), len(known) - 1)
+
+
+def one_more(mean: Interval) -> Interval:
+    """The prediction interval of one more run, from `over_runs` of n: mean +- t s sqrt(1 + 1 / n)."""
+    wider = (mean.freedom + 2) ** 0.5  # n + 1
+    return mean._replace(
+        low=mean.value - wider * (mean.value - mean.low), high=mean.value + wider * (mean.high - mean.value)
+    )
 
 
 def paired(

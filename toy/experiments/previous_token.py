@@ -41,8 +41,9 @@ from scipy.optimize import nnls
 from probes.charts import BLUE, CYCLE, GREY, VERMILLION, Panel, level, panels, words
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.claims.rules import Told, between, some
+from probes.claims.rules import Told, drawn, some
 from probes.measure import Headline
+from probes.results.statistics import one_more
 
 from .. import checks
 from ..model import Architecture, PositionalSwitch
@@ -51,17 +52,20 @@ from ..train import Run, Trained
 from .copied import at_step, bag, evaluated, spikes
 from .experiment import Work
 from .reading import (
+    ONE_RUN,
     OVER_RUNS,
     around,
+    as_drawn,
     courses,
-    each,
     judge,
+    means,
     of_runs,
     over,
     places,
     rises,
     setting,
     state,
+    tell,
     together,
     under,
 )
@@ -254,6 +258,7 @@ def separation(positions: Float[np.ndarray, "position axis"], asked: int) -> Flo
 STALL = 25.0  # perplexity without positions at which the post's curve stalls first
 NEAR = 0.05  # relative: how near a plateau has to be to a published one; the figure's axis resolves no less
 STALLED = 1.5  # factor in steps over which a perplexity stays near a plateau, to count as one
+WIDEST = 100.0  # ends of a prediction interval that lie further apart tell nothing: the numbers span four decades
 WITHIN = 3.0  # factor within which a relative perplexity agrees: half a decade of the post's logarithmic axis
 
 
@@ -376,7 +381,8 @@ for _name, _positional, _level, _text in (  # where its curves end
     ("solved", "learned", 1.0, f"With learned positional embeddings the {PERPLEXITY} falls to about"),
 ):
     _at = MAIN | {"positional": _positional}
-    state(liu, _name, f"{_text} {_level:g} {SMALL}.", END, around(_level), _at, published=f"{_level:g}")
+    _bound = as_drawn(_level, NEAR * _level, _level / 2)
+    state(liu, _name, f"{_text} {_level:g} {SMALL}.", END, _bound, _at, published=f"{_level:g}", by=ONE_RUN)
 _claim = f"{TASK} V (C-2)/(C-1) = 20 bounds the perplexity that can be had without positions (V = 30, C = 4)."
 state(liu, "bound", _claim, BLIND, over(20), published="20", by=f"{OVER_RUNS}, at every width")
 _claim = (
@@ -393,16 +399,19 @@ def agrees(ds: xr.Dataset, cell: Cell) -> Told:
     """Agreement at any batch size, on the logarithmic axis that the number was read off."""
     trained, value = PUBLISHED[cell]
     by_batch = of_runs(CELLS, ds, {"cell": cell.name} | MAIN).dropna("batch", how="all")
-    ends = [math.log(value) + way * math.log(WITHIN) for way in (-1, 1)]
-    parts = {f"batch {batch}": each(of, between, *ends, change=math.exp) for (batch,), of in places(by_batch, "batch")}
+    parts = {}
+    for (batch,), of in places(by_batch, "batch"):
+        runs = {place: one_more(mean) for place, mean in means(of).items()}
+        parts[f"batch {batch}"] = tell(runs, drawn, *map(math.log, (value, WITHIN, WIDEST)), change=math.exp)
     words, test = together(parts, some)
     steps = int(setting(ds, "rate_steps" if trained == LONGER else "steps"))  # what stands for the post's
     return (words, test) if steps == trained else (f"{words}, after {steps:,} steps", None)
 
 
 AGREES = (
-    "at some batch size the 95 % interval over runs of its logarithm lies within a factor of "
-    f"{WITHIN:g}, what can be read off a logarithmic axis, of the published number"
+    "at some batch size the published run lies inside the 95 % prediction interval of one more run, by its logarithm, or "
+    f"within a factor of {WITHIN:g} of it, what can be read off a logarithmic axis; undecided where its ends lie more than "
+    f"{WIDEST:g}-fold apart (ours)"
 )
 for _cell, (_trained, _published) in PUBLISHED.items():
     _v, _c, _width, _rate = _cell

@@ -2,7 +2,8 @@
 
 A headline of an experiment is an array [..., seed] of numbers by run (`probes.measure.Headline`; one that is a `ratio` is
 averaged by its logarithm). From the headlines follow the tables, and most statements: the mean over runs at every place
-lies on one side of a bound by Student's t (`state`), or grows from place to place by Welch's (`rises`). What a result has
+lies on one side of a bound by Student's t (`state`), or grows from place to place by Welch's (`rises`). A published run is
+held against the prediction interval of one more run (`as_drawn`). What a result has
 not is a `KeyError`, as xarray raises it: then the statement is not measured.
 """
 
@@ -32,6 +33,7 @@ from probes.claims.rules import (
     above,
     below,
     between,
+    drawn,
     every,
     near,
     nothing,
@@ -42,10 +44,11 @@ from probes.headlines import array_of
 from probes.headlines import places as names_of
 from probes.measure import Headline
 from probes.results.gate import TRAINED
-from probes.results.statistics import Interval, between_runs, over_runs
+from probes.results.statistics import Interval, between_runs, one_more, over_runs
 from probes.results.tables import Table, interval
 
 OVER_RUNS = "by the 95 % interval over runs"
+ONE_RUN = "at every place: the source has one run"
 WELCH = "by the 95 % interval of Welch's t over runs"
 LONG = 24  # rows of a table
 LOGARITHM = " of its logarithm"
@@ -174,6 +177,7 @@ class Bound(NamedTuple):
     words: str  # behind the headline's name
     test: Callable[..., Test]
     than: tuple[float, ...]
+    of: Callable[[Interval], Interval] = lambda mean: mean  # which interval, from that of the mean over runs
 
 
 def over(least: float) -> Bound:
@@ -194,6 +198,15 @@ def around(value: float) -> Bound:
 def within(margin: float) -> Bound:
     """The whole interval lies so near to 0."""
     return Bound(f"lies within {margin:g} of 0", between, (-margin, margin))
+
+
+def as_drawn(published: float, margin: float, widest: float) -> Bound:
+    """A published run lies inside the prediction interval of one more run, or so near to it; undecided if that is wider."""
+    words = (
+        f"has {published:g} inside the 95 % prediction interval of one more run (mean +- t s sqrt(1 + 1/n)), or within"
+    )
+    words = f"{words} {margin:.3g} of it (undecided where that is wider than {widest:.3g}, ours)"
+    return Bound(words, drawn, (float(published), float(margin), float(widest)), one_more)
 
 
 def no_more(margin: float) -> Bound:
@@ -231,7 +244,8 @@ def state(
         parts = {}
         for of in several:
             than = tuple(map(math.log, bound.than)) if of.ratio else bound.than
-            parts[of.name] = each(of_runs(of, ds, at), bound.test, *than, **_look(of))
+            found = {place: bound.of(mean) for place, mean in means(of_runs(of, ds, at)).items()}
+            parts[of.name] = tell(found, bound.test, *than, **_look(of))
         return together(parts) if len(parts) > 1 else parts[names]
 
     source(name, claim=claim, rule=rule, **fields)(judged)
