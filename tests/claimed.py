@@ -279,9 +279,8 @@ def of_sinks() -> Cases:
     yield "xiao-positions-within-the-cache", cached(2, 0.5, 0.1), cached(2, 0.5, 0.1, by_text=0.05)
     recall, traced = committed("retrieval"), committed("mechanism/retrieval")
     yield "liu-recall-primacy", *(given(retrieval=put(recall, exact=x * recall["exact"])) for x in (1, -1))
-    for name, gain in (("profile", traced["profile"]), ("distance", -traced["place"])):
-        follows = [given(mechanism__retrieval=put(traced, gain=sign * gain)) for sign in (1, -1)]
-        yield f"liu-recall-follows-{name}", follows[0], follows[1]
+    follows = [given(mechanism__retrieval=put(traced, gain=sign * traced["place"])) for sign in (-1, 1)]
+    yield "liu-recall-follows-distance", follows[0], follows[1]
     tells = [put(traced, exact=traced["context"] % 2, sensitivity=x * (traced["traced"] % 2)) for x in (1, -1)]
     yield "liu-recall-predicted", *(given(mechanism__retrieval=ds) for ds in tells)
 

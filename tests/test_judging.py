@@ -12,7 +12,21 @@ from scipy.stats import norm, t, ttest_ind
 
 from probes.claims.evidence import runs_of
 from probes.claims.readings import of_profiles, over_training
-from probes.claims.rules import SURE, above, below, between, drawn, every, listed, near, nothing, some, sure
+from probes.claims.rules import (
+    SURE,
+    above,
+    below,
+    beside_null,
+    between,
+    drawn,
+    every,
+    listed,
+    near,
+    nothing,
+    some,
+    sure,
+)
+from probes.results.curves import ShiftNull
 from probes.results.folder import Collected
 from probes.results.statistics import Interval, between_runs, one_more, over_runs
 from probes.results.ushape import shape_of
@@ -50,6 +64,13 @@ def test_a_published_run_is_met_where_it_could_be_one_of_ours():
     assert drawn(run, 3.0, 0.1, 12.0)(SURE) == "undecided"  # 2 * 6.4 wide
     assert drawn(run, 3 + 1.1 * reach, 0.1, 13.0)(0.99) == "holds"
     assert drawn(one_more(over_runs([1.0])), 1.0, 0.1, 9.0)(SURE) == "undecided"
+
+
+def test_a_correlation_is_decided_where_interval_and_shifts_agree():
+    for low, p, verdict in ((0.1, 0.05, "holds"), (0.1, 0.06, "undecided"), (-0.1, 0.01, "undecided")):
+        assert beside_null(above(Interval(0.5, low, 0.9), 0), ShiftNull(p, 0.4))(SURE) == verdict
+        assert beside_null(below(Interval(-0.5, -0.9, -low), 0), ShiftNull(p, 0.4))(SURE) == verdict
+    assert beside_null(above(Interval(-0.5, -0.9, -0.1), 0), ShiftNull(0.03, 0.4))(SURE) == "does not hold"
 
 
 def test_nothing_there_takes_the_90_percent_interval():

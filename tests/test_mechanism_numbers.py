@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,8 @@ import pytest
 import xarray as xr
 
 from probes.measures.retrieval import mechanism, numbers
-from probes.results.curves import spearman
-
-PROFILE = "gain with the pretrained profile"
+from probes.results.curves import shift_null, spearman
+from probes.results.statistics import jackknifed
 
 
 def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0, distance: float = 1.0) -> xr.Dataset:
@@ -24,7 +24,8 @@ def result(draw: np.random.Generator, *, couples: int = 8, strength: float = 2.0
     by_depth, traced_by = ("context", "depth"), ("traced", "traced_depth", "part")
     variables: dict[str, Any] = {name: (by_depth, log_p) for name in ("log_p", "gain")}
     variables |= {"exact": (by_depth, (log_p > np.median(log_p)).astype(float)), "place": ("depth", place)}
-    variables |= {"profile": ("depth", depths**2.0), "sensitivity": (traced_by, sensitivity)}
+    variables |= {"profile": (("profile_prompt", "depth"), (1 + depths) ** 2.0 * np.exp(draw.normal(size=(7, 10))))}
+    variables |= {"norm_profile": (("traced", "depth"), np.exp(scores)), "sensitivity": (traced_by, sensitivity)}
     variables |= {"norm": (traced_by, np.exp(draw.normal(size=sensitivity.shape)))}
     coords = {"context": range(contexts), "depth": depths, "traced": range(contexts), "traced_depth": chosen}
     return xr.Dataset(variables, coords | {"part": list(mechanism.PARTS)}, {"query": 105})
@@ -79,12 +80,33 @@ def test_statements_find_what_is_there_and_have_no_interval_from_few_couples():
     explained, distance = f"variance of log p explained by log distance, {more}", "gain with log distance"
     ds = result(draw, couples=16)
     said = numbers.statements(ds)
-    profile, by_distance = (said[f"rank correlation over depth of {of}"] for of in (PROFILE, distance))
+    by_distance = said[f"rank correlation over depth of {distance}"]
     assert by_distance.high < 0
     assert by_distance.value == pytest.approx(spearman(ds["gain"].mean("context"), np.log(105 - ds["place"])))
-    assert profile.value == pytest.approx(spearman(ds["gain"].mean("context"), np.arange(10)))
     assert said[auc].low > 0.5
     assert said[explained].low > 0
     two = numbers.statements(result(draw, couples=2))
     assert all(np.isnan([one.low, one.high]).all() for one in two.values())
     assert "rank correlation over depth of gain with the profile at initialization" not in two
+
+
+def test_both_curves_of_a_rank_correlation_over_depth_are_resampled():
+    """Prompts of other text add in quadrature; of the lists themselves a couple leaves both at once."""
+    ds = result(np.random.default_rng(3), couples=12)
+    gain, unit = ds["gain"].values, np.arange(24) // 2
+    curves, norms = ds["profile"].values, ds["norm_profile"].values
+
+    def ranked(some: np.ndarray, of: np.ndarray) -> float:
+        return spearman(some.mean(0), np.exp(np.log(of).mean(0)))
+
+    rho, null = numbers.follows(ds, "profile")
+    parts = (
+        jackknifed(lambda some: ranked(some, curves), gain, unit),
+        jackknifed(lambda of: ranked(gain, of), curves, np.arange(7)),
+    )
+    assert rho.high - rho.value == pytest.approx(math.hypot(*(part.high - part.value for part in parts)))
+    assert null == shift_null(gain.mean(0), np.exp(np.log(curves).mean(0)))
+    both = jackknifed(lambda some: ranked(some[:, :10], some[:, 10:]), np.concatenate([gain, norms], 1), unit)
+    assert numbers.follows(ds, "norm_profile")[0] == pytest.approx(both)
+    fewer = ds.isel(traced=slice(0, 14))
+    assert numbers.follows(fewer, "norm_profile")[0].low < ranked(gain, norms[:14]) < 1

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from probes.results.curves import shift_null, spearman
 from probes.results.statistics import ends, jackknifed, numbered, over_runs, resampling, units
 from probes.results.ushape import shape_of
 
@@ -54,6 +55,18 @@ def test_documents_are_units_drawn_whole_within_halves():
     assert units(ds).tolist() == [0, 1, 2]
     assert units(ds.assign_coords(document=("prompt", ["b", "a", "b"]))).tolist() == [0, 1, 0]
     assert numbered(["a", "a"]).tolist() == [0, 1]
+
+
+def test_smooth_curves_of_no_relation_are_within_the_null_of_their_shifts():
+    """Random walks: some 5 % lie outside, whose correlations have a deviation of 0.4; a curve and its own noisy copy do."""
+    random = np.random.default_rng(0)
+    walks = random.normal(size=(400, 2, 36)).cumsum(-1)
+    nulls = [shift_null(*pair) for pair in walks]
+    assert 0.02 <= np.mean([null.p <= 0.05 for null in nulls]) <= 0.08
+    truth = np.std([spearman(*pair) for pair in walks])
+    assert 0.35 < np.mean([null.spread for null in nulls]) < truth < 0.55
+    assert np.mean([shift_null(one, one + 0.3 * random.normal(size=36)).p <= 0.05 for one, _ in walks[:50]]) > 0.8
+    assert np.isnan(shift_null(np.arange(5.0), np.ones(5)).p)
 
 
 def test_what_tells_nothing_has_no_interval():

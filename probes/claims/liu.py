@@ -12,7 +12,7 @@ from ..measures.retrieval.numbers import auc, edges, follows
 from ..results.dataset import options_of
 from .evidence import real, unmeasured
 from .ledger import Source
-from .rules import Told, above, every, told
+from .rules import Told, above, beside_null, every, told
 
 UNMEASURED = "accuracy over documents, not measured here; the command: how the next token depends on positions"
 PROFILE = "headwater jacobian {} --readout logits --length 4096 --out runs/lost-in-the-middle"
@@ -61,17 +61,22 @@ for end, (name, pairs) in enumerate((("primacy", "first pairs (5 %)"), ("recency
 
 def recall_follows(ds: xr.Dataset, profile: str) -> Told:
     """Whether gain by depth is ranked as a profile is."""
-    rho = follows(ds, profile)
-    return told(rho, "+.2f"), above(rho, 0)
+    rho, null = follows(ds, profile)
+    words = f"{told(rho, '+.2f')}, deviation under shifts {null.spread:.2f}, p {null.p:.3f}"
+    return words, beside_null(above(rho, 0), null)
 
 
 for short, profile, word in (
     ("profile", "profile", "the model's own profile of sensitivity behind ordinary text"),
     ("birth", "profile_init", "the profile at initialization"),
+    ("norm", "norm_profile", "the norm at the pair's line in the lists themselves, behind questions for other lines"),
     ("distance", "log_distance", "log distance alone"),
 ):
     claim = f"What language models recall, by depth, follows {word}."
-    rule = "rank correlation of the mean gain with the profile over depth, interval over couples of lists, above 0"
+    rule = (
+        "rank correlation of the mean gain with the profile over depth, interval over couples of lists and over what the "
+        "profile is of, above 0, and as far from it in at most 5 % of the shifts of one curve against the other"
+    )
     traced(f"recall-follows-{short}", claim=claim, rule=rule, profile=profile)(recall_follows)
 
 

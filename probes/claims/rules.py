@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ..results.curves import ShiftNull
 from ..results.statistics import Interval
 from ..results.tables import interval
 from ..results.tables import range_told as range_told
@@ -100,6 +101,11 @@ def nothing(estimate: Interval, margin: float) -> Test:
 def sure(holds: bool | None) -> Test:
     """A test without an interval, such as bits that are compared. None: nothing is known."""
     return lambda level: "not measured" if holds is None else verdict_of(holds)
+
+
+def beside_null(test: Test, null: ShiftNull) -> Test:
+    """Decides where both do: the test, and shifts that give as much in a share of 1 - level at most."""
+    return lambda level: test(level) if test(level) == "not measured" or null.p <= 1 - level else "undecided"
 
 
 def in_most(of_heads: np.ndarray) -> Test:

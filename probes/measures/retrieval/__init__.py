@@ -116,7 +116,8 @@ def retrieval(
         Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
         goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
         predicted at; with `mechanism` the variables of `mechanism`, [traced, traced_depth, part], where `traced` and
-        `traced_depth` hold numbers of contexts and pairs; attributes that say what made it.
+        `traced_depth` hold numbers of contexts and pairs, and profiles [traced or profile_prompt, depth]; attributes that
+        say what made it.
 
     Raises:
         InputError: an option that cannot be used, no tokenizer, a context longer than the model was made for, values that
@@ -153,6 +154,7 @@ def retrieval(
     coords |= {"fraction": (("depth",), np.arange(pairs) / (pairs - 1))}
     if mechanism:
         coords |= {"traced": range(mechanism), "traced_depth": chosen, "part": list(mechanisms.PARTS)}
+        coords |= {"profile_prompt": range(profile_prompts)} if profile_prompts else {}
     tokens = torch.tensor([ids for n in range(contexts // 2) for ids in couple(n).contexts])
     said = rung._asdict() | given | (tracing if mechanism else {})
     attrs = provenance(model, tokens, measurement="retrieval", **said, seed=seed)
@@ -266,7 +268,7 @@ class Options(options.Options):
     )
     mechanism_depths: int = options.option("Pairs of each of these lists that are asked for, evenly spaced.", 5)
     candidates: int = options.option("With --mechanism, values that the log odds compare.", 36)
-    profile_prompts: int = options.option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 4)
+    profile_prompts: int = options.option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 8)
     initialization: str = options.initialization()
     first: str = options.first()
     seed: int = options.seed()

@@ -22,10 +22,10 @@ of the same over the other lines; "position 0". (Where no first token is put fir
 Holding A_i0. With r_i = logsumexp_{j>0} s_ij, the logit s_i0 becomes `stop(s_i0 - r_i) + r_i`. No weight changes, and
 A_i0 = sigmoid(s_i0 - r_i) has no derivative; it stays exact where A_i0 is 1 in float32.
 
-Profiles by depth, root mean squares over the tokens of a pair's line: `norm_profile`, of `norm` behind the questions for all
-other pairs, the asked pair's own line left out (`behind_lists`); `profile` and `profile_init`, of `probes.jacobian`
-(elasticity, geometric mean over prompts) at the question's place behind ordinary text of the same length, pretrained and
-with fresh weights.
+Profiles by depth, of every list or prompt by itself, root mean squares over the tokens of a pair's line: `norm_profile`, of
+`norm` behind the questions for all other pairs, all depths asked and a line's own question left out (`behind_lists`);
+`profile` and `profile_init`, of `probes.jacobian` (elasticity) at the question's place behind ordinary text of the same
+length, pretrained and with fresh weights.
 
 Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jacobian norm.
 """
@@ -46,7 +46,6 @@ from ...models.behind import Asked, Row, behind, log_p, padded
 from ...models.checks import not_finite
 from ...models.initialization import Rule
 from ...models.view import Edit, View
-from ...results.curves import band
 from ...results.dataset import Variable
 from ...run.memory import PROMPT_NUMBERS, Retry, prompts_at_once
 from ...run.precision import double
@@ -57,7 +56,7 @@ from ..jacobian import jacobian
 DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question, and splits of all questions
 PASS = 4  # plain questions behind a context that take as long as one backward pass, about
 PATTERNS = 6  # of a block's heads, that a backward pass needs where weights are held
-PROFILE_PROMPTS, PROFILE_PRODUCTS = 4, 24
+PROFILE_PROMPTS, PROFILE_PRODUCTS = 8, 24
 PARTS = ("pair", "others", "position 0")
 AT = ("traced", "traced_depth", "part")
 VARIABLES = {
@@ -66,9 +65,9 @@ VARIABLES = {
     "cut": Variable(AT, "the same, weights on position 0 held constant", "nat"),
     "through_first": Variable(AT, "what passes through attention to position 0", "nat"),
     "norm": Variable(AT, "||J_j||_F / |h| * rms(x)"),
-    "norm_profile": Variable(("depth",), "||J_j||_F / |h| * rms(x) of the lists"),
-    "profile": Variable(("depth",), "elasticity behind ordinary text"),
-    "profile_init": Variable(("depth",), "elasticity behind ordinary text, fresh weights"),
+    "norm_profile": Variable(("traced", "depth"), "||J_j||_F / |h| * rms(x) of the lists, questions for other lines"),
+    "profile": Variable(("profile_prompt", "depth"), "elasticity behind ordinary text"),
+    "profile_init": Variable(("profile_prompt", "depth"), "elasticity behind ordinary text, fresh weights"),
 }
 
 
@@ -164,14 +163,14 @@ def measured(
 
     by_context = pieces.each("mechanism", contexts, lambda number: retry(lambda: one(number)))
     values = {name: by_context.stacked(name) for name in by_context[0]}
-    values["norm_profile"] = np.sqrt(values.pop("lines").mean(0))
+    values["norm_profile"] = np.sqrt(values.pop("lines"))
     if text is None:
         return values
     how: Any = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}
     fresh = model.reinitialized(seed, initialization=initialization)
     for name, view in {"profile": model, "profile_init": fresh}.items():
-        curves: Any = jacobian(view, text, pieces=pieces.within(name.replace("_", " ")), **how)["elasticity"]
-        values[name] = np.sqrt((_by_line(band(curves.values).centre, couple(0)) ** 2).mean(-1))
+        curves = jacobian(view, text, pieces=pieces.within(name.replace("_", " ")), **how)["elasticity"].values
+        values[name] = np.sqrt((_by_line(curves, couple(0)) ** 2).mean(-1))
     return values
 
 

@@ -6,10 +6,13 @@ answers lies between 0 and 1; where all answers are alike it is what so many cou
 Of the mechanism (`statements`; no intervals from fewer than `FEWEST` couples):
 
 - Rank correlation over depth of the mean gain (all contexts of a result) with a profile: the model's own behind ordinary
-  text, the one at initialization, the norm behind the lists themselves, log distance alone (the logarithm of how far before
-  the place of its prediction the value stands). Profiles stay as they are when couples are left out. Noise of the mean gain
-  draws all of these towards 0. In simulations (36 depths, no relation) 4 to 9 % of the intervals exclude 0; percentiles of
-  resampled couples do so for 18 % where there are 4 couples, and are not taken.
+  text, the one at initialization, the norm behind the lists themselves (each the geometric mean over its prompts or lists),
+  log distance alone (the logarithm of how far before the place of its prediction the value stands). Both curves are
+  resampled: couples are left out of gain and of the norm behind the same lists at once; prompts of ordinary text are
+  others, whose half-widths add in quadrature. Noise draws all of these towards 0.
+- An interval says how the number would differ with other lists. It does not say that two curves are related: smooth curves
+  of no relation correlate by 0.4. That is what the null of shifts is for (`curves.shift_null`: p, and the deviation of
+  the correlations under shifts). Where one of the two does not decide, nothing is decided.
 - AUC: of two traced questions at one depth, one answered exactly and one not, how often the pair's sensitivity is greater in
   the first (ties count half; Mann and Whitney). Nothing is fitted, so that every context counts as held out.
 - Variance explained: 1 - (squared errors) / (those of the mean), all of couples that the fit of log p has not seen, by log
@@ -28,9 +31,9 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from ...results.curves import spearman
-from ...results.statistics import Interval, couples, jackknife, jackknifed
-from ...results.ushape import SHORTEST, beginning, middle_of, shape_over
+from ...results.curves import ShiftNull, shift_null, spearman
+from ...results.statistics import Interval, couples, jackknife, jackknife_of_two, jackknifed
+from ...results.ushape import SHORTEST, beginning, middle_of, shape_over, typical
 
 TROUGHS = 1000  # resamples for where recall is lowest
 FEWEST = 6  # couples, for an interval of what the mechanism tells
@@ -41,6 +44,7 @@ PROFILES = {
     "norm_profile": "the norm behind the lists",
     "log_distance": "log distance",
 }
+SHIFTS = ("p under shifts", "deviation under shifts")  # of `ShiftNull`
 SHOWN = {  # by what it is called: variable, part, and words
     "pair": ("sensitivity", "pair", "pair"),
     "control": ("sensitivity_control", "pair", "key not there"),
@@ -94,15 +98,43 @@ def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
 def statements(ds: xr.Dataset) -> dict[str, Interval]:
     """All that a result of `retrieval` with a mechanism says, by name; profiles that it lacks are left out."""
     known = [name for name in PROFILES if name in ds or name == "log_distance"]
-    found = {f"rank correlation over depth of gain with {PROFILES[name]}": follows(ds, name) for name in known}
+    found = {}
+    for name in known:
+        rho, null = follows(ds, name)
+        said = f"rank correlation over depth of gain with {PROFILES[name]}"
+        alone = {f"{said}, {of}": UNKNOWN._replace(value=value) for of, value in zip(SHIFTS, null, strict=True)}
+        found |= {said: rho} | alone
     found["AUC of the pair's sensitivity for exact answers"] = auc(ds)
     return found | {f"variance of log p explained by log distance{more}": of for more, of in explained(ds).items()}
 
 
-def follows(ds: xr.Dataset, profile: str) -> Interval:
-    """Rank correlation over depth of the mean gain with one of `PROFILES`, with a jackknife over couples."""
-    curve = log_distance(ds) if profile == "log_distance" else ds[profile].values
-    return _over_couples(lambda some: spearman(some.mean(0), curve), ds["gain"].values, couples(ds))
+def follows(ds: xr.Dataset, profile: str) -> tuple[Interval, ShiftNull]:
+    """Rank correlation over depth of the mean gain with one of `PROFILES`, both resampled, and what shifts give."""
+    gain, unit = ds["gain"].values, couples(ds)
+    curves = np.atleast_2d(log_distance(ds) if profile == "log_distance" else ds[profile].values)  # [sample, depth]
+    if profile == "log_distance":
+        rho = _over_couples(lambda some: _ranked(some, curves), gain, unit)
+    elif profile == "norm_profile":
+        rho = _of_same_lists(gain, curves, unit)
+    else:
+        ends = jackknife_of_two(_ranked, (gain, unit), (curves, np.arange(len(curves))))
+        rho = _if_enough(Interval(*map(float, ends)), unit)
+    return rho, shift_null(gain.mean(0), typical(curves))
+
+
+def _of_same_lists(gain: np.ndarray, curves: np.ndarray, unit: np.ndarray) -> Interval:
+    """Of gain [context, depth] and what was measured in the first ones of these contexts: a couple leaves both at once."""
+    count, own = len(gain), unit[: len(curves)]
+
+    def estimate(some: np.ndarray) -> float:
+        return _ranked(gain[some[some < count]], curves[some[some >= count] - count])
+
+    whole = np.concatenate([unit, own])
+    return _if_enough(jackknifed(estimate, np.arange(len(whole)), whole), own)
+
+
+def _ranked(gain: Float[np.ndarray, "context depth"], curves: Float[np.ndarray, "sample depth"]) -> float:
+    return spearman(gain.mean(0), typical(curves)) if len(curves) else math.nan
 
 
 def log_distance(ds: xr.Dataset) -> Float[np.ndarray, " depth"]:
@@ -160,7 +192,10 @@ def _at_places(ds: xr.Dataset, name: str) -> Float[np.ndarray, "traced place"]:
 
 
 def _over_couples(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np.ndarray) -> Interval:
-    found = jackknifed(estimate, values, unit)
+    return _if_enough(jackknifed(estimate, values, unit), unit)
+
+
+def _if_enough(found: Interval, unit: np.ndarray) -> Interval:
     return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
 
 
