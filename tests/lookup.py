@@ -51,6 +51,9 @@ class Lookup:
     def output_weights(self, layer: int) -> Tensor:
         raise IndexError(f"there is no block {layer}")
 
+    def output_norm(self, layer: int) -> None:
+        raise IndexError(f"there is no block {layer}")
+
     def norm(self, residual: Tensor) -> Tensor:
         return residual
 

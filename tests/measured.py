@@ -12,6 +12,7 @@ import families
 import numpy as np
 import pytest
 import reference
+import reference_heads
 import torch
 import xarray as xr
 from torch import Tensor
@@ -169,6 +170,14 @@ def recorded(model: View, tokens: Tensor) -> list[dict[str, list[Tensor]]]:
         parts = {"patterns": [a.pattern()[0] for a in exact], "keys": [a.key[0] for a in exact]}
         found.append(parts | {"values": [a.value[0].double() for a in exact], "learned": list(map(learned, exact))})
     return found
+
+
+def behind(model: View, run: dict[str, list[Tensor]], layer: int) -> Tensor:
+    """The derivative [T, d, d] of the norm on a block's attention, of one prompt as `recorded`; the identity without one."""
+    parts, weights = parts_of(model, layer), model.output_weights(layer).double()
+    branch = ((run["patterns"][layer].double() @ run["values"][layer]) @ weights).sum(0).detach()
+    bias = 0 if parts.o.bias is None else parts.o.bias.detach()
+    return reference_heads.derivatives(parts.post_attention_norm, branch + bias).detach()
 
 
 # ------------------------------------------------------------------------------------------- a head of known answer

@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-from reference import sinks_of_keys
+from reference import normalized, sinks_of_keys
 from torch import Tensor
+
+from probes.models.view import Norm
 
 # ------------------------------------------------------------------------------------------- sinks (probes.sinks)
 
@@ -19,12 +21,16 @@ def sinks(
     values: Sequence[Sequence[Tensor]],
     weights: Sequence[Tensor],
     windows: Sequence[int | None],
+    behind: Sequence[Sequence[Tensor]],
     *,
     chosen: Sequence[int],
     threshold: float,
     tau: float,
 ) -> dict[str, Tensor]:
-    """Sink metrics and reading of position 0, entry by entry: patterns, keys, values by prompt and block, W_O by block."""
+    """Sink metrics and reading of position 0, entry by entry: patterns, keys, values by prompt and block, W_O by block.
+
+    `behind` by prompt and block as from `derivatives`.
+    """
     length, by_key = patterns[0][0].shape[-1], sinks_of_keys(patterns, windows, None, threshold=threshold, tau=tau)
     names = ("attends", "reads", "value_norm", "key_norm")
     shape = (len(weights), len(weights[0]))
@@ -34,6 +40,8 @@ def sinks(
         a, k, v = (torch.stack([prompt[layer][head] for prompt in x]).double() for x in (patterns, keys, values))
         written, queries = v @ weights[layer][head].double(), slice(1, min(length, windows[layer] or length))
         of_0, output = a[:, queries, :1] * written[:, :1], (a @ written)[:, queries]  # [prompt, query, d]
+        norms = torch.stack([prompt[layer] for prompt in behind])[:, queries]  # [prompt, query, d, d]
+        of_0, output = (torch.einsum("pide,pie->pid", norms, x) for x in (of_0, output))
         found["attends"][at] = a[:, queries, 0].mean()
         found["reads"][at] = (of_0.pow(2).sum() / output.pow(2).sum()).sqrt()
         for name, rows in (("value_norm", v), ("key_norm", k)):
@@ -44,25 +52,38 @@ def sinks(
     return found | {"alpha": alpha, "over_tau": over, "sink_rate": rate} | of_model
 
 
+def derivatives(norm: Norm | None, branch: Tensor) -> Tensor:
+    """That of the norm on a branch's output at every position [T, d, d]; without one the identity."""
+    return torch.stack([torch.autograd.functional.jacobian(lambda x: normalized(norm, x), row) for row in branch])
+
+
 def written_beside(
-    pattern: Tensor, written: Tensor, stream: Tensor, window: int | None, swapped: Tensor, learned: Tensor
+    pattern: Tensor,
+    written: Tensor,
+    stream: Tensor,
+    window: int | None,
+    swapped: Tensor,
+    learned: Tensor,
+    behind: Tensor,
 ) -> dict[str, float]:
     """One head's sizes beside the stream over queries i >= 1 that see position 0, its values written as `written` [T, d].
 
     `learned` [T]: weights on the learned sink logit, which stays where position 0 is hidden.
-    `swapped` [T, d]: what it writes with another embedding at position 0.
+    `swapped` [T, d]: what it writes with another embedding at position 0. `behind` [T, d, d] as from `derivatives`.
     """
     taken, whole, change, here, elsewhere = [], [], [], 0.0, 0.0
     for i in range(1, min(len(stream), window or len(stream))):
         beside, weight, output = stream[i].norm().item(), pattern[i, 0].item(), pattern[i] @ written
         hidden = pattern[i, 1:] / (pattern[i, 1:].sum() + learned[i]) @ written[1:]
-        taken.append((weight * written[0].norm().item() / beside) ** 2)
-        whole.append((output.norm().item() / beside) ** 2)
-        change.append(((output - swapped[i]).norm().item() / beside) ** 2)
-        here += weight * output.norm().item() ** 2
-        elsewhere += weight * hidden.norm().item() ** 2
-    found = {"written": taken, "output": whole, "reacts_output": change}
-    return {name: math.sqrt(sum(x) / len(x)) for name, x in found.items()} | {"output_own": math.sqrt(here / elsewhere)}
+        sizes = [(behind[i] @ x).norm().item() ** 2 for x in (weight * written[0], output, output - swapped[i], hidden)]
+        for found, size in zip((taken, whole, change), sizes, strict=False):
+            found.append(size / beside**2)
+        here += weight * sizes[1]
+        elsewhere += weight * sizes[3]
+    squares = {"written": taken, "output": whole, "reacts_output": change}
+    return {name: math.sqrt(sum(x) / len(x)) for name, x in squares.items()} | {
+        "output_own": math.sqrt(here / elsewhere)
+    }
 
 
 def reaction(before: Tensor, after: Tensor, window: int | None) -> float:

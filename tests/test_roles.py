@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import BACKENDS, LAYER_NORM, TOKENS, close, drawn_tokens, known_model, known_tokens, recorded, view
+from measured import LAYER_NORM, TOKENS, behind, close, drawn_tokens, known_model, known_tokens, recorded, view
 from torch import Tensor, nn
 
 import probes
-from probes.measures.sinks import MEASURE, sinks
-from probes.measures.sinks.roles import BESIDE, COLUMNS, ROLES, WITHHELD, assigned, head_rows, role_names
+from probes.measures.sinks import sinks
+from probes.measures.sinks.roles import MEDIANS, ROLES, RULES, assigned, role_names, role_shares, sensitivity_rows
 from probes.models.families import FAMILIES
 from probes.models.swap import swapped
 from probes.models.view import View
@@ -34,7 +34,10 @@ def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
             weights, window = model.output_weights(layer)[head].double(), model.spec.windows[layer]
             stream, swap = streams[layer][0].double(), new.double() @ moved @ weights
             learned = own["learned"][layer][head]
-            sizes = reference_heads.written_beside(pattern.double(), value @ weights, stream, window, swap, learned)
+            norm = behind(model, own, layer)
+            sizes = reference_heads.written_beside(
+                pattern.double(), value @ weights, stream, window, swap, learned, norm
+            )
             for name, size in sizes.items():
                 found.setdefault(name, []).append(size)
     return {name: np.reshape(sizes, (len(tokens), families.BLOCKS, families.HEADS)) for name, sizes in found.items()}
@@ -44,30 +47,15 @@ def expected(model: View, tokens: Any, other: View) -> dict[str, np.ndarray]:
 def test_sizes_equal_full_patterns_in_float64(name):
     model = view(name, dtype="float64")
     found, truth = sinks(model, TOKENS, reacts="mean"), expected(model, TOKENS, swapped(model, "mean"))
-    assert ("has_role" in found) == (model.parts(0).post_attention_norm is None)
     for size, each in truth.items():
-        if "has_role" not in found and size in BESIDE:
-            continue
         close(found[size], np.sqrt(np.mean(each**2, 0)), 1e-10, 1e-13)
         close(found[f"{size}_by_prompt"], each, 1e-6)
     for size in ("attends", "reacts"):
         close(found[size], found[f"{size}_by_prompt"].mean("prompt"), 1e-5)
-    if name in ("gemma2", "gpt2"):
-        close(sinks(view(name, "transformer_lens"), TOKENS).output_own, found.output_own, 1e-4)
-
-
-@pytest.mark.parametrize(("name", "backend"), [("gemma2", BACKENDS[1]), ("olmo2", BACKENDS[0]), ("llama", BACKENDS[0])])
-def test_no_role_is_said_where_a_norm_follows_on_the_output(name, backend):
-    ds = sinks(view(name, backend), TOKENS, reacts="mean", effect=2)
-    norm = name != "llama"
-    assert {name for name in (*BESIDE, "has_role") if name in ds} == set(() if norm else (*BESIDE, "has_role"))
-    (answered,) = MEASURE.answer({"it": ds})
-    assert [WITHHELD in answered, " park" in answered] == [norm, not norm]
-    for row in head_rows(ds):
-        cell = dict(zip(COLUMNS, row, strict=True))
-        empty = [cell[column] == "-" for column in ("role", "written", "output", "attends", "reads")]
-        assert empty == [norm] * 3 + [False] * 2
-    assert int(ds.effect.notnull().sum()) == 2
+    if name in ("gemma2", "olmo2", "gpt2"):
+        other = sinks(view(name, "transformer_lens"), TOKENS, reacts="mean")
+        for size in truth:
+            close(other[size], found[size], 1e-3)
 
 
 # -------------------------------------------------------------------------------------------------- known answers
@@ -92,7 +80,8 @@ def test_a_head_without_a_value_at_0_parks():
     found = sinks(known_model(sink_value=[0, 0.05, 0, 0], text_value=[0, 0, 5, 0], sharp=300.0), known_tokens(64))
     assert found.attends.item() == 1
     assert found.output_own.item() == pytest.approx(0.01, rel=1e-4)
-    assert (role(found), found.reads.item()) == ("parks", pytest.approx(1))
+    # Alone in its block it is the median itself.
+    assert (role(found), found.reads.item(), found.written_median.item()) == ("reads", *[pytest.approx(1)] * 2)
 
 
 @torch.no_grad()
@@ -107,30 +96,71 @@ def test_a_stream_of_zeros_has_no_size_beside_it():
 # ------------------------------------------------------------------------------------------------------ what is sure
 
 
-SURELY = {"attends": (0.9, 0.8, 1.0), "written": (0.05, 0.04, 0.06), "output_own": (0.8, 0.7, 0.9)}
+SURELY = {name: (0.05, 0.04, 0.06) for name in ("reads", "written_median", "reacts", "reacts_output")}
+SURELY |= {"attends": (0.9, 0.8, 1.0), "output_own": (0.8, 0.7, 0.9)}
+READS = {"reads": (0.5, 0.4, 0.6), "written_median": (2.0, 1.5, 2.5)}
+PARKS = {"output_own": (0.1, 0.05, 0.2)}
+
+
+def given(changed: dict[str, tuple[float, float, float]]) -> tuple[str, bool]:
+    """The role of a head with these numbers and intervals, and whether it is sure."""
+    made: Any = {name: Interval(*(np.array([[x]]) for x in ends)) for name, ends in (SURELY | changed).items()}  # type: ignore[arg-type]
+    roles, known = assigned(made)
+    (role,) = (name for name, has in zip(ROLES, roles[:, 0, 0], strict=True) if has)
+    return role, bool(known.item())
 
 
 @pytest.mark.parametrize(
     ("changed", "is_role", "sure"),
     [
         ({}, "ignores", True),
-        ({"written": (0.2, 0.15, 0.25)}, "reads", True),
-        ({"written": (0.2, 0.05, 0.25)}, "reads", False),
-        ({"output_own": (0.1, 0.05, 0.2)}, "parks", True),
-        ({"output_own": (0.1, 0.05, 0.2), "attends": (0.4, 0.2, 0.6)}, "parks", False),
-        ({"output_own": (0.1, 0.05, 0.2), "written": (0.09, 0.08, 0.11)}, "parks", False),
+        (READS, "reads", True),
+        (READS | {"reads": (0.5, 0.2, 0.6)}, "reads", False),
+        (READS | {"written_median": (1.1, 0.9, 1.3)}, "reads", False),
+        (PARKS, "parks", True),
+        (PARKS | {"attends": (0.4, 0.2, 0.6)}, "parks", False),
+        (PARKS | READS | {"written_median": (0.95, 0.9, 1.1)}, "parks", False),
+        (PARKS | READS | {"reads": (0.25, 0.2, 0.35), "written_median": (0.5, 0.4, 0.6)}, "parks", True),
         ({"output_own": (0.4, 0.2, 0.6)}, "ignores", False),
         ({"output_own": (0.4, 0.2, 0.6), "attends": (0.1, 0.0, 0.2)}, "ignores", True),
-        ({"written": (0.05, math.nan, math.nan)}, "ignores", False),
-        ({"reacts": (0.2, 0.15, 0.3), "reacts_output": (0.0, 0.0, 0.0)}, "reacts", True),
-        ({"reacts": (0.0, 0.0, 0.0), "reacts_output": (0.2, 0.05, 0.3)}, "reacts", False),
+        ({"reads": (0.05, math.nan, math.nan), "written_median": (2.0, 1.5, 2.5)}, "ignores", False),
+        ({"reacts": (0.2, 0.15, 0.3)}, "reacts", True),
+        ({"reacts_output": (0.2, 0.05, 0.3)}, "reacts", False),
     ],
 )
 def test_roles_and_whether_they_are_sure(changed, is_role, sure):
-    made: Any = {name: Interval(*(np.array([[x]]) for x in ends)) for name, ends in (SURELY | changed).items()}  # type: ignore[arg-type]
-    roles, known = assigned(made)
-    assert [name for name, has in zip(ROLES, roles[:, 0, 0], strict=True) if has] == [is_role]
-    assert known.item() == sure
+    assert given(changed) == (is_role, sure)
+
+
+@pytest.mark.parametrize(("is_role", "name"), [(role, name) for role, (_, of) in RULES.items() for name in of])
+def test_every_threshold_is_met_on_one_side_and_missed_on_the_other(is_role, name):
+    """A head that has the role by all other conditions, or has none of them where one is enough."""
+    of, conditions = RULES[is_role]
+    others = {one: limit + side * 0.1 for one, (limit, side) in conditions.items()} if of is np.all else {}
+    limit, side = conditions[name]
+    for nudge, expected in ((side, is_role), (-side, "ignores")):
+        values = others | {name: limit + 1e-9 * nudge}
+        assert given({one: (value, value, value) for one, value in values.items()}) == (expected, True)
+
+
+def test_shares_of_roles_are_those_of_resampled_documents():
+    """Ten heads at the edge: half of the documents have them read, the other half not."""
+    one, model = np.ones((8, 1, 10)), view("llama")
+    reads = np.stack([np.arange(8)[:, None, None] % 2 * one * np.linspace(0.01, 0.4, 10), one], 1)
+    found = {"attends": one, "output_own": one, "reads": reads, "written_median": np.stack([one, one], 1)}
+    share = role_shares(found, None)
+    assert share.value[0] == np.mean(np.linspace(0.01, 0.4, 10) / 2 > 0.3**2)
+    assert 0 <= share.low[0] < share.value[0] < share.high[0] < 1
+    assert share.value.sum() == pytest.approx(1)
+    same = role_shares(found, ["a"] * 4 + ["b"] * 4)  # two documents that do the same
+    assert same.low[0] == same.value[0] == same.high[0]
+    ds = sinks(model, drawn_tokens(6))
+    close(ds.role_share, ds.has_role.mean(("layer", "head")), 1e-12)
+    assert (ds.role_share_low <= ds.role_share).all()
+    assert np.isnan(sinks(model, TOKENS[:1]).role_share_low).all()
+    for share, *counted in sensitivity_rows(ds):
+        as_large = [ds.written >= of * ds.output.median("head") for of in MEDIANS]
+        assert counted == [str(int(((ds.reads > float(share)) & each).sum())) for each in as_large]
 
 
 def test_intervals_are_over_documents():

@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import TEXT, TOKENS, close, complete, drawn_tokens, known_model, known_tokens, recorded, refused, view
+from measured import (
+    TEXT,
+    TOKENS,
+    behind,
+    close,
+    complete,
+    drawn_tokens,
+    known_model,
+    known_tokens,
+    recorded,
+    refused,
+    view,
+)
 from transformers import MistralConfig
 
 import probes
@@ -35,7 +47,8 @@ def expected(model: Any, tokens: Any, chosen: Any) -> Any:
     found = recorded(model, tokens)
     parts = {name: [one[name] for one in found] for name in ("patterns", "keys", "values")}
     weights = [model.output_weights(layer) for layer in range(model.spec.blocks)]
-    limits = {"chosen": chosen, "threshold": 0.3, "tau": 0.2}
+    through = [[behind(model, one, layer) for layer in range(model.spec.blocks)] for one in found]
+    limits = {"behind": through, "chosen": chosen, "threshold": 0.3, "tau": 0.2}
     return reference_heads.sinks(**parts, weights=weights, windows=model.spec.windows, **limits)
 
 
@@ -124,7 +137,12 @@ def test_a_share_that_the_rest_cancels_and_a_head_that_writes_nothing():
     assert np.isnan(silent.reads).all()
     (row,) = head_rows(silent)
     shown = dict(zip(COLUMNS, row, strict=True))
-    assert [shown[name] for name in ("role", "written", "own output", "value 0/rest")] == ["ignores", "0.000", "-", "-"]
+    assert [shown[name] for name in ("role", "written", "own output", "value 0/rest")] == [
+        "ignores?",
+        "0.000",
+        "-",
+        "-",
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- reacting

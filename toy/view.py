@@ -153,6 +153,9 @@ class Toy(Watched):
             return self._weights[f"{layer}.o"][0].unflatten(0, (a.heads, a.head_dim))
         return torch.eye(a.width, dtype=self.dtype, device=self.device).unflatten(0, (a.heads, a.head_dim))
 
+    def output_norm(self, layer: int) -> None:
+        """None: toys norm what branches read."""
+
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         """The final norm; the identity where norms are off."""
         rows = residual.reshape(1, 1, -1, residual.shape[-1])

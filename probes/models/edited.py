@@ -61,7 +61,7 @@ class Edited:
         self.spec, self.tokenizer, self.first_ids, self.bos = model.spec, model.tokenizer, model.first_ids, model.bos
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.watching, self.norm, self.unembed = model.watching, model.norm, model.unembed
-        self.output_weights = model.output_weights
+        self.output_weights, self.output_norm = model.output_weights, model.output_norm
         if not continues(self.original):
             self.behind = None  # type: ignore[assignment, method-assign]
 

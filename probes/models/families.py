@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .view import Linear, Norm, Parts, PositionalEncoding, Routing, Spec
 
+POST_NORM = "post_attention_layernorm"
 SINK_LOGITS = "sink_logits"  # ours, on a config of gpt-oss: false for a model that is trained without them
 
 
@@ -197,7 +198,7 @@ class Family:
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
     root_scaled: bool = False  # embeddings are multiplied by sqrt(d) in the forward pass
     sink_logits: bool = False
-    post_norm: bool = False  # as `parts` has it: norms on the branches' outputs
+    post_norm: Callable[[Any], Norm] | None = None  # of the module `POST_NORM` of a block, on attention's output
     planes: bool = False  # rotations have one cosine and sine per plane, and not one per feature
     fused: Callable[[Any], dict[str, Tensor]] = lambda block: {}  # a block's matrices of which `parts` has copies
     no_lens: str | None = None  # why TransformerLens does not run it; None: it does
@@ -212,16 +213,22 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
         "qwen2": Family("Qwen2, Qwen2.5", "Qwen2DecoderLayer", _llama_parts),
         "qwen3": Family("Qwen3", "Qwen3DecoderLayer", _llama_parts),
         "qwen3_moe": Family("Qwen3-MoE", "Qwen3MoeDecoderLayer", _llama_parts),
-        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, post_norm=True),
-        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, post_norm=True),
+        "olmo2": Family("OLMo 2", "Olmo2DecoderLayer", _olmo_parts, post_norm=_rms),
+        "olmo3": Family("OLMo 3", "Olmo3DecoderLayer", _olmo_parts, post_norm=_rms),
         "phi3": Family("Phi-3, Phi-4", "Phi3DecoderLayer", _phi3_parts),
         "gemma": Family("Gemma", "GemmaDecoderLayer", partial(_llama_parts, plus_one=True), root_scaled=True),
-        "gemma2": Family("Gemma-2", "Gemma2DecoderLayer", _gemma2_parts, post_norm=True, root_scaled=True),
+        "gemma2": Family(
+            "Gemma-2",
+            "Gemma2DecoderLayer",
+            _gemma2_parts,
+            post_norm=partial(_rms, plus_one=True),
+            root_scaled=True,
+        ),
         "gemma3_text": Family(
             "Gemma 3 (text)",
             "Gemma3DecoderLayer",
             partial(_gemma2_parts, capped=False),  # a cap in the configuration is read by nobody
-            post_norm=True,
+            post_norm=partial(_rms, plus_one=True),
             root_scaled=True,
         ),
         "gpt_oss": Family("gpt-oss", "GptOssDecoderLayer", _gpt_oss_parts, sink_logits=True, planes=True),
@@ -316,5 +323,5 @@ def spec_of(config: Any) -> Spec:
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
         sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),
-        post_norm=family.post_norm,
+        post_norm=family.post_norm is not None,
     )

@@ -32,14 +32,14 @@ from ..errors import InputError
 from . import split
 from .behind import Continuation, Past
 from .checks import first_ids
-from .families import family_of, rope_types, spec_of
+from .families import POST_NORM, family_of, rope_types, spec_of
 from .fresh import fresh_model, initialization_of
 from .fused import Listening, attend, check_told
 from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
 from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
 from .structure import Contents, moved, structure
-from .view import Edit, Identity, Parts, Trace, Watched, never_fired
+from .view import Edit, Identity, Norm, Parts, Trace, Watched, never_fired
 
 ATTENTION = "headwater"  # the name under which our attention function is registered with transformers
 # Of a configuration: what says nothing about which model it is.
@@ -332,6 +332,16 @@ class HuggingFaceView(Watched):
         ones = torch.eye(heads[0] * heads[1], device=self.device, dtype=self.dtype)[None]  # [1, H c, H c]
         nothing, all_of_it = projection(torch.zeros_like(ones[:, :1])), projection(ones)
         return (all_of_it - nothing)[0].unflatten(0, heads).to(self.device)
+
+    @torch.no_grad()
+    def output_norm(self, layer: int) -> tuple[Norm, Float[Tensor, " d"]] | None:
+        module = getattr(self._blocks[layer], POST_NORM, None)
+        if self._family.post_norm is None or not hasattr(module, "weight"):  # a caller's stand-in for none has none
+            return None
+        bare: Any = split.gathered(module, self.device) if self._split else module
+        nothing = torch.zeros(1, 1, self.spec.heads * self.spec.head_dim, device=self.device, dtype=self.dtype)
+        bias = self._output_projection(layer)(nothing)[0, 0].to(self.device)
+        return self._family.post_norm(getattr(bare, "original_component", bare)), bias
 
     def _output_projection(self, layer: int) -> nn.Module:
         return getattr(self._attentions[layer], self._family.output)

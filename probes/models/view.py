@@ -364,6 +364,10 @@ class View(Protocol):
         """W_O by head: what a head adds to the branch's output is `(sum_j A_ij v_j) W_O[head]`, before any post-norm."""
         ...
 
+    def output_norm(self, layer: int) -> tuple[Norm, Float[Tensor, " d"]] | None:
+        """The norm on attention's output before it is added, and the bias beside W_O that it reads; None without one."""
+        ...
+
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         """The final norm, differentiable."""
         ...

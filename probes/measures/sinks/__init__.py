@@ -18,12 +18,13 @@ from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel,
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.swap import parse_replacement
+from ...results.curves import with_interval
 from ...results.tables import Table, estimated, number
 from .collectors import COLUMNS as TOKEN_COLUMNS
 from .collectors import token_rows
 from .compute import sinks as sinks
 from .effect import DIMS
-from .roles import COLUMNS, counts, head_rows, role_names
+from .roles import COLUMNS, SENSITIVITY, counts, head_rows, role_names, sensitivity_rows
 from .sums import TAU as TAU
 from .sums import THRESHOLD as THRESHOLD
 
@@ -136,9 +137,7 @@ def _sink(ds: xr.Dataset) -> str:
 
 
 def _roles(ds: xr.Dataset) -> str:
-    """How many heads have which role, or why none has one."""
-    if "roles_withheld" in ds.attrs:
-        return f"; {ds.attrs['roles_withheld']}"
+    """How many heads have which role."""
     return f"; of the heads {', '.join(f'{count} {role[:-1]}' for role, count in counts(ds).items())}"
 
 
@@ -146,6 +145,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """All heads, the strongest sinks first; keys; collectors and caches where measured."""
     parts = (
         ("Heads, the strongest sinks first", COLUMNS, head_rows),
+        ("Heads that read position 0, by threshold", SENSITIVITY, sensitivity_rows),
         ("Keys", ("key", "sink rate", "over tau", "alpha", "uniform"), _keys),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
@@ -232,7 +232,7 @@ MEASURE = Measure(
         Headline("alpha of position 0", _alpha, ratio=True),
         Headline("alpha of uniform attention", lambda ds: ds["uniform"].sel(key=0, drop=True).mean("layer")),
         Headline("over tau at position 0", lambda ds: ds["over_tau_of_model"].sel(key=0, drop=True)),
-        Headline("share of heads", partial(_over_heads, name="has_role")),
+        Headline("share of heads", partial(with_interval, name="role_share")),
         *(Headline(f"{words}, mean over heads", partial(_over_heads, name=name)) for name, words in MEANS.items()),
     ),
     answer=answer,

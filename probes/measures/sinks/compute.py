@@ -20,7 +20,8 @@ Sinks, for any keys k, not only 0:
   the queries i >= k, so that alpha of one key means the same under every mask; `over_tau` counts all that see k.
 
 Heads, for position 0, over the queries i >= 1 that see it (query 0, under a causal mask, sees nothing else). With
-o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before any norm on the branch:
+o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, behind a norm on the branch where there is one
+(`probes.measures.sinks.roles`):
 
 - `attends`: the mean of `A_i0`. A sink in the sense of the weights.
 - `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: how large what the head takes from
@@ -34,7 +35,7 @@ o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, before a
   1 has a single other key.)
 - Norms at position 0 and at the rest of `|v_j|` and `|k_j|` (rotated; repeated for the heads that share it).
 - Sizes beside the stream, and the head's role: `probes.measures.sinks.roles`. `reads` is a share of the head's own output,
-  which tends to 1 wherever attention does, however little the head writes: it says nothing about use, the role does.
+  which tends to 1 wherever attention does, however little the head writes: the role asks for a size, too.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ from ...run.progress import Progress, Tally
 from ...run.store import Store
 from .collectors import TABLE, collectors, named
 from .effect import CACHES, DIMS, KEEP, NUMBERINGS, caches, effects, evictions
-from .roles import BESIDE, PLACES, ROLES, WITHHELD, assigned, estimates, strongest
-from .sums import MEANS, NORMS, SIZES, Sums
+from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest
+from .sums import MEANS, NORMS, SIZES, SQUARES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
 EFFECT_PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
@@ -105,9 +106,7 @@ def sinks(
         a dimension `prompt`, of all keys it is the mean. What is kept of every prompt comes with `..._low`, `..._high` and,
         as [prompt, ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
         `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
-        measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`. Where a norm
-        follows on the attention's output there are neither roles nor sizes beside the stream, and the attribute
-        `roles_withheld` says why.
+        measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`.
         NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
@@ -143,19 +142,19 @@ def sinks(
     if not all(np.isfinite(found[name]).all() for name in ("alpha", *NORMS)):
         raise not_finite(model, "attention")
     by_prompt = {name: found.pop(name) for name in (*MEANS, *SIZES) if name in found}  # [prompt, layer, head]
-    if model.spec.post_norm:
-        by_prompt = {name: each for name, each in by_prompt.items() if name not in BESIDE}
-    intervals = estimates(by_prompt, documents)
-    means = found | {name: interval.value for name, interval in intervals.items()}
-    if not model.spec.post_norm:
-        found["has_role"], found["role_sure"] = assigned(intervals)
-    takes = means["written"] if "written" in means else means["attends"] * means["reads"]
-    later = effects(model, on, strongest(takes, heads), retry, report, pieces) if heads else {}
+    pairs = {"reads": [found.pop(name) for name in SQUARES]}
+    pairs["written_median"] = [by_prompt[name] ** 2 for name in ("written", "output")]
+    of_roles = by_prompt | {name: np.stack(each, 1) for name, each in pairs.items()}
+    intervals = estimates(of_roles, documents)
+    found["has_role"], found["role_sure"] = assigned(intervals)
+    intervals["role_share"] = role_shares(of_roles, documents)
+    taken = strongest(intervals["written"].value, heads)
+    later = effects(model, on, taken, retry, report, pieces) if heads else {}
     later |= evictions(model, tokens, first, last, retry, report, pieces) if first else {}
     report.finish()
 
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": chosen}
-    coords |= {"place": list(PLACES)} | ({} if model.spec.post_norm else {"role": list(ROLES)})
+    coords |= {"place": list(PLACES), "role": list(ROLES)}
     if every:
         found |= collectors(found.pop("by_key"), found["uniform"], tokens.cpu().numpy(), documents)
         coords["collector_token"] = named(found["token_id"], model.tokenizer)
@@ -165,6 +164,8 @@ def sinks(
     intervals |= estimates(later, documents)
     for name, each in (by_prompt | later).items():
         variables |= _with_ends(name, intervals[name], each, prompts)
+    for name in (*pairs, "role_share"):  # of sums over prompts
+        variables |= with_low_high(name, VARIABLES[name], map(np.asarray, intervals[name][:3]))
     options = {
         "keys": "all" if every else chosen,
         "reacts": None if reacts is None else views[1].replacement,  # pyright: ignore[reportAttributeAccessIssue]
@@ -174,7 +175,6 @@ def sinks(
         "keep": last or None,
     }
     attrs = provenance(model, tokens, measurement="sinks", **options)
-    attrs |= {"roles_withheld": WITHHELD} if model.spec.post_norm else {}
     return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
 
 
@@ -208,6 +208,8 @@ VARIABLES = {
     "over_tau_of_model": Variable(("key",), "mean over layers and heads of the fraction with a weight above tau"),
     "uniform": Variable(("layer", "key"), "alpha of uniform attention under the block's mask"),
     "reads": Variable(HEAD, "size of what comes from position 0 against the head's output"),
+    "written_median": Variable(HEAD, "size of what comes from position 0 against the block's median head output"),
+    "role_share": Variable(("role",), "share of heads that have the role"),
     "has_role": Variable(("role", *HEAD), "whether it is the head's role"),
     "role_sure": Variable(HEAD, "whether no interval that decided the role contains its threshold"),
     "value_norm": Variable(_PLACE, "|v_j|", "activation"),

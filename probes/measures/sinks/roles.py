@@ -1,11 +1,13 @@
 """What heads do with position 0: the rules by which `probes.sinks` gives each head one of four roles.
 
-A head that attends to position 0 need not use what is there: the value may be tiny, and what the head writes almost nothing
-beside the stream. So sizes are taken beside the residual stream `x_i` that the block of query i reads, over the queries
-i >= 1 that see position 0, and averaged (root mean square) first over queries, then over prompts:
+A head that attends to position 0 need not use what is there: the value may be tiny, and what the head writes almost nothing.
+Sizes are taken beside the residual stream `x_i` that the block of query i reads, over the queries i >= 1 that see position
+0, and averaged (root mean square) first over queries, then over prompts:
 
 - `written`: `|A_i0 v_0 W_O| / |x_i|`, what the head takes from position 0.
 - `output`: `|o_i W_O| / |x_i|`, all that it writes.
+- `written_median`: `written` over the median `output` of the block's heads.
+- `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: the share of what it writes.
 - `output_own`: its whole output beside its own if it attended elsewhere. `e_i` is the head's output with position 0 hidden:
   the same logits, the softmax over the other keys. The ratio of the sizes `|o_i W_O|` and `|e_i W_O|`, both root mean
   squares over queries weighted by `A_i0`, so that what it does where it does not look at position 0 does not count. It is 1
@@ -13,12 +15,18 @@ i >= 1 that see position 0, and averaged (root mean square) first over queries, 
   attended anew and not found by dividing by `1 - A_i0`.
 - `reacts_output`, where another embedding was put at position 0: the change of `o_i W_O` beside `|x_i|`.
 
-All are taken behind W_O. Where a norm follows on the branch's output (Gemma 2 and 3, OLMo 2 and 3), what is added to the
-stream has another size: there `written`, `output`, `reacts_output` and roles are withheld.
+All are taken behind W_O and, where a norm follows on the branch's output (Gemma 2 and 3, OLMo 2 and 3), behind that norm,
+linearized at the token (`probes.measures.sinks.sums`): p stands for `J_i p`, J_i the norm's whole derivative at the branch's
+output a_i. So does the Jacobian take it. The norm's factor alone, held (`g p / r_i`), would keep what p has along a_i, which
+the norm takes out again. Against what exactly the stream loses when p is taken from a_i, in Gemma 3 270M for what each of 72
+heads takes from position 0: the derivative gives 0.92 of it in the median (0.81 to 1.08 in 80 % of heads), the held factor
+1.01 (0.54 to 2.72, at most 11). Of whole outputs, which are no small part of a_i, it gives 0.74 (0.63 to 0.88). What all
+heads write adds up to nothing by it: a branch of one head has no size.
 
 Roles, of which each head has the first that fits; the thresholds are ours:
 
-1. *reads*: `written` > 0.1. What it takes from position 0 is large beside the stream.
+1. *reads*: `reads` > 0.3 and `written_median` >= 1. What it takes from position 0 is a large share of what it writes, and as
+   large as what a usual head of its block writes. The second half keeps out heads that write next to nothing.
 2. *parks*: attends > 0.3 and `output_own` < 0.3. It looks at position 0 and writes next to nothing: dormant, a no-op.
 3. *reacts*: `reacts` > 0.1 or `reacts_output` > 0.1. Its pattern or its output follows what stands at position 0.
 4. *ignores*: none of these. It may attend (`attends` says so), but what it takes is small beside the stream.
@@ -26,6 +34,8 @@ Roles, of which each head has the first that fits; the thresholds are ours:
 Intervals (95 %) are jackknifed over documents, where they are given, else over prompts. A role is *sure* where no interval
 that it was decided by contains its threshold: all rules before it surely fail, and its own surely holds. With a single
 document or prompt nothing is sure.
+
+How many heads have a role, `role_share`, has an interval by resampling the documents and giving roles anew.
 
 What a role does not say is whether the model needs it: that is the effect, `probes.measures.sinks.effect`.
 
@@ -35,26 +45,36 @@ Source: science of the measurement, section 9, "Roles of heads at the sink".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from ...results.statistics import Interval, jackknife, numbered
+from ...results.statistics import Interval, ends, jackknife, numbered, resampling
 from ...results.tables import number
 from .sums import SIZES
 
 ATTENDS = 0.3  # [Gu]'s eps again, on the mean over prompts; eight times uniform attention at 128 positions
 REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position 0 was changed from outside
-LARGE = 0.1  # of the stream's size: what a head takes from position 0, or what follows another embedding there
+LARGE = 0.1  # of the stream's size: what follows another embedding at position 0
 SMALL = 0.3  # of the size of a head's own output if it attended elsewhere
-BESIDE = ("written", "output", "reacts_output")  # the stream; not known where a norm follows
-WITHHELD = (
-    "roles of heads and sizes relative to the stream are withheld: a norm follows the attention's output, and sizes are "
-    "measured before it"
-)
-ROLES = ("reads", "parks", "reacts", "ignores")
+SHARE = 0.3  # of a head's own output, in size: what comes from position 0
+AS_LARGE = (
+    1 - 1e-6
+)  # of the block's median head output, but for rounding, which alone parts the two where one head writes
+ABOVE, BELOW = 1, -1  # the side of a threshold where a rule holds
+# By role, whether all its conditions have to hold or one, and by variable the threshold and its side.
+RULES: Mapping[str, tuple[Any, Mapping[str, tuple[float, int]]]] = {
+    "reads": (np.all, {"reads": (SHARE, ABOVE), "written_median": (AS_LARGE, ABOVE)}),
+    "parks": (np.all, {"attends": (ATTENDS, ABOVE), "output_own": (SMALL, BELOW)}),
+    "reacts": (np.any, {"reacts": (REACTS, ABOVE), "reacts_output": (LARGE, ABOVE)}),
+}
+ROLES = (*RULES, "ignores")
+SHARES, MEDIANS = (0.2, SHARE, 0.5), (0.5, 1.0, 2.0)  # thresholds of *reads* that are tried
+SENSITIVITY = ("reads above", *(f"written >= {of:g} median" for of in MEDIANS))  # a table's columns
+DRAWS = 400  # resamples for intervals of `role_share`
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 # Columns of a table of heads, and their variables.
 NUMBERS = {name: name for name in ("effect", "attends", "written", "output")} | {"own output": "output_own"}
@@ -69,10 +89,34 @@ def estimates(
     intervals: dict[str, Interval] = {}
     for name, each in found.items():
         unit = np.arange(len(each)) if documents is None else numbered(documents[: len(each)])
-        power, least = 2 if name in SIZES else 1, -np.inf if name.endswith("loss_change") else 0
-        whole, low, high = jackknife(lambda x, p=power: (x**p).mean(0) ** (1 / p), each, unit)
-        intervals[name] = Interval(whole, np.maximum(low, least), high)  # type: ignore[arg-type] - arrays of them
+        whole, low, high = jackknife(partial(estimate, name), each, unit)
+        low = low if name.endswith("loss_change") else np.maximum(low, 0)
+        intervals[name] = Interval(whole, low, high)  # type: ignore[arg-type] - arrays of them
     return intervals
+
+
+def estimate(name: str, each: Float[np.ndarray, "prompt ..."]) -> Float[np.ndarray, ...]:
+    """Of any choice of prompts their mean, of sizes the root mean square, of `PAIRS` [prompt, two, ...] a ratio."""
+    if name not in PAIRS:
+        return np.sqrt(np.mean(each**2, 0)) if name in SIZES else each.mean(0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a head that writes nothing
+        one, other = each.mean(0)
+        return np.sqrt(one / (other if name == "reads" else np.median(other, -1, keepdims=True)))
+
+
+PAIRS = ("reads", "written_median")  # made of squares: what comes from position 0, and all that heads write
+
+
+def role_shares(found: Mapping[str, Float[np.ndarray, "prompt ..."]], documents: Sequence[str] | None) -> Interval:
+    """The share of heads that have each role [role], with an interval over documents, else prompts."""
+    prompts = len(found["attends"])
+    drawn = resampling(prompts, DRAWS, 0, documents=documents)
+    shares = []
+    for chosen in (np.repeat(np.arange(prompts), times) for times in drawn):
+        values = {name: estimate(name, each[chosen]) for name, each in found.items()}
+        shares.append(assigned({name: Interval(x, x, x) for name, x in values.items()})[0].mean((1, 2)))
+    low, high = ends(np.stack(shares)) if prompts > 1 else np.full((2, len(ROLES)), np.nan)
+    return Interval(shares[0], low, high)  # type: ignore[arg-type] - arrays of them
 
 
 def assigned(
@@ -80,7 +124,7 @@ def assigned(
 ) -> tuple[Bool[np.ndarray, "role layer head"], Bool[np.ndarray, "layer head"]]:
     """Each head's role, one true of `ROLES`, and whether it is sure; see the module's text."""
 
-    def beyond(name: str, limit: float, sign: int = 1) -> Bool[np.ndarray, "three layer head"]:
+    def beyond(name: str, limit: float, sign: int) -> Bool[np.ndarray, "three layer head"]:
         """Whether a size is above (below with -1) a limit by the estimate, surely, and possibly.
 
         Comparisons with NaN are false: of what is not known nothing holds, nothing surely, and anything possibly.
@@ -88,9 +132,11 @@ def assigned(
         value, low, high = (sign * np.asarray(x) for x in (found[name][0], *found[name][1:3][::sign]))
         return np.stack([value > sign * limit, low > sign * limit, ~(high < sign * limit)])
 
-    rules = [beyond("written", LARGE), beyond("attends", ATTENDS) & beyond("output_own", SMALL, -1)]
-    if "reacts" in found:
-        rules.append(beyond("reacts", REACTS) | beyond("reacts_output", LARGE))
+    rules = [
+        of(np.stack([beyond(name, *threshold) for name, threshold in conditions.items()]), 0)
+        for of, conditions in RULES.values()
+        if found.keys() >= conditions.keys()  # reactions are measured on request
+    ]
     roles = np.zeros((len(ROLES), *rules[0].shape[1:]), dtype=bool)
     free, sure, earlier = np.ones_like(roles[0]), np.zeros_like(roles[0]), np.ones_like(roles[0])
     for role, (holds, surely, possibly) in zip(roles, rules, strict=False):
@@ -103,15 +149,22 @@ def assigned(
 
 
 def role_names(ds: xr.Dataset) -> np.ndarray:
-    """Each head's role by name [layer, head]; "-" where roles are withheld."""
-    if "has_role" not in ds:
-        return np.full(ds["attends"].shape, "-")
+    """Each head's role by name [layer, head]."""
     return ds["role"].values.astype(str)[ds["has_role"].transpose("role", "layer", "head").values.argmax(0)]
 
 
 def counts(ds: xr.Dataset) -> dict[str, int]:
-    """How many heads have each role; nothing where roles are withheld."""
-    return {role: int(ds["has_role"].sel(role=role).sum()) for role in ROLES} if "has_role" in ds else {}
+    """How many heads have each role."""
+    return {role: int(ds["has_role"].sel(role=role).sum()) for role in ROLES}
+
+
+def sensitivity_rows(ds: xr.Dataset) -> list[list[str]]:
+    """How many heads would read position 0 by other thresholds, with `SENSITIVITY`."""
+    written = ds["written"] / ds["output"].median("head")
+    return [
+        [f"{share:g}", *(str(int(((ds["reads"] > share) & (written >= of * AS_LARGE)).sum())) for of in MEDIANS)]
+        for share in SHARES
+    ]
 
 
 def strongest(values: Any, n: int | None = None) -> list[tuple[int, int]]:
@@ -128,7 +181,7 @@ def head_rows(ds: xr.Dataset) -> list[list[str]]:
         ratio = sink / rest
     rows = []
     for at in strongest(ds["attends"]):
-        role = roles[at] + "?" * bool("role_sure" in ds and not ds["role_sure"].values[at])
+        role = roles[at] + "?" * (not ds["role_sure"].values[at])
         values = {name: ds[name].values[at] if name in ds else np.nan for name in NUMBERS.values()}
         cells = [number(value, ".3g" if name == "effect" else ".3f") for name, value in values.items()]
         rows.append([*map(str, at), role, *cells, number(ratio[at])])

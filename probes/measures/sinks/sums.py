@@ -5,22 +5,28 @@ Sizes behind the output projection are quadratic forms, `|x W_O|^2 = x G x` with
 [c, c], made once for all prompts. What a head would write if it attended elsewhere comes from one more pass of the
 attention kernel over the positions behind 0 among themselves: no `1 - A_i0` is divided by, which is 0 in float32 where
 position 0 takes everything.
+
+Where a norm follows on the branch's output a_i (Gemma 2 and 3, OLMo 2 and 3) a part p of it counts as the norm's derivative
+at a_i makes it, `J_i p = g (p - u_i (u_i.p)) / r_i`: g the norm's weight, `r_i = sqrt(|a_i|^2 / d + eps)`, `u_i = a_i / (r_i
+sqrt(d))`. That is what the Jacobian takes it for, and what the stream loses by it to first order. With `G = W_O g^2 W_O^T`
+its square is a quadratic form, too, `(x G x - 2 (x.W_O u_i)(x.W_O g^2 u_i) + (x.W_O u_i)^2 |g u_i|^2) / r_i^2`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...models.view import Attention, Edit, View
+from ...models.view import Attention, Edit, Norm, View
 from ...run.memory import Retry, batches, block_numbers, own_memory, parts, prompts_at_once, shares
-from ...run.precision import double, precise, total
+from ...run.precision import double, precise, total, wide
 from ...run.store import Piece, Store, groups
 from ..attention import ALL, column_statistics, columns, normalizers, outputs, part_of, pattern_blocks, run_watched
 from .collectors import counted
@@ -31,6 +37,7 @@ NORMS = ("value_norm", "key_norm")
 HELD = 5  # tensors of the queries' size that a block's attention is
 # Kept of every prompt [prompt, layer, head]: means, and sizes whose squares are averaged.
 MEANS, SIZES = ("attends", "reacts", "sink_logit_share"), ("written", "output", "output_own", "reacts_output")
+SQUARES = ("own", "whole")  # sums over queries of the squared sizes of what comes from position 0, and of all
 
 
 def uniform_alpha(
@@ -46,6 +53,15 @@ def uniform_alpha(
     k = np.asarray(keys, dtype=np.int64)
     end = np.where(k < everyone, length, np.minimum(k + reach, length))
     return (total[end] - total[k]) / (length - k)
+
+
+class Behind(NamedTuple):
+    """The norm on a branch's output, linearized, as heads meet it at every query i; see the module's text."""
+
+    along: Float[Tensor, "prompt head query c"]  # W_O u_i
+    turned: Float[Tensor, "prompt head query c"]  # W_O g^2 u_i
+    size: Float[Tensor, "prompt head query"]  # |g u_i|^2
+    inverse: Float[Tensor, "prompt head query"]  # 1 / r_i^2
 
 
 @dataclass(eq=False)
@@ -66,9 +82,15 @@ class Sums:
 
     def __post_init__(self) -> None:
         self.spec, (self.prompts, self.length) = self.model.spec, self.tokens.shape
-        self.by_prompt = {*MEANS, *SIZES, "by_key" if self.chosen is None else "alpha"}
+        self.by_prompt = {*MEANS, *SIZES, *SQUARES, "by_key" if self.chosen is None else "alpha"}
         self.keys = range(self.length) if self.chosen is None else self.chosen
-        self.grams = [_gram(self.model.output_weights(layer)) for layer in range(self.spec.blocks)]
+        self.norms = [self.model.output_norm(layer) for layer in range(self.spec.blocks)]
+        self.grams, self.weights = list[Tensor](), dict[int, Tensor]()
+        for layer, norm in enumerate(self.norms):
+            weights = self.model.output_weights(layer)
+            self.grams.append(_gram(weights, norm))
+            if norm is not None and not self.model.offloaded:
+                self.weights[layer] = weights
         self.ahead = None
         k = torch.tensor(self.keys, device=precise(self.model.device))
         self.until_end = (self.length - k).double()  # queries from the key on
@@ -104,12 +126,10 @@ class Sums:
         found = _joined(list(pieces))
         sums = {name: _sum(found.pop(name)) for name in [*found] if name not in self.by_prompt}
         rate, over = sums.pop("sinks") / (self.prompts * self.spec.heads), sums.pop("over") / self.prompts
-        with np.errstate(invalid="ignore"):  # a head that writes nothing
-            reads = np.sqrt(sums.pop("own") / sums.pop("whole"))
         uniform = [uniform_alpha(self.length, self.keys, window, self.spec.prefix) for window in self.spec.windows]
         found = {name: np.sqrt(x) if name in SIZES else x for name, x in found.items()}
         found |= {name: x / self.prompts if name in NORMS else x for name, x in sums.items()}
-        found |= {"reads": reads, "sink_rate": rate, "sink_rate_of_model": rate.mean(0), "uniform": np.stack(uniform)}
+        found |= {"sink_rate": rate, "sink_rate_of_model": rate.mean(0), "uniform": np.stack(uniform)}
         return found | {"over_tau": over, "over_tau_of_model": over.mean((0, 1))}
 
     def of_prompts(self, embeddings: Float[Tensor, "view prompt position d"]) -> Piece:
@@ -119,6 +139,7 @@ class Sums:
         """
         prompts, device = embeddings.shape[1], self.model.device
         norms, waiting, found = list[Tensor](), dict[int, Attention](), list[dict[str, Tensor]]()
+        mixed: dict[int, Tensor] = {}  # what heads give, edits included, where a norm follows
         # Where operations are launched one by one, as many blocks are worked on together as there is room for.
         room = 0 if own_memory(device) is None else block_numbers(device) // parts()
 
@@ -128,25 +149,46 @@ class Sums:
             return x
 
         def watch(layer: int, attention: Attention) -> None:
-            if waiting and _kind(attention) != _kind(next(iter(waiting.values()))):
+            if waiting and self._kind(layer, attention) != self._kind(*next(iter(waiting.items()))):
                 work()
             waiting[layer] = attention
-            if len(waiting) * HELD * attention.query.numel() >= room:
+            settle(attention.query)
+
+        def keep(layer: int, output: Tensor) -> Tensor:
+            mixed[layer] = output[:prompts]
+            settle(output)
+            return output
+
+        def settle(query: Tensor) -> None:
+            """Work where there is no more room, and all that wait have what they need."""
+            known = all(layer in mixed for layer in waiting if self.norms[layer] is not None)
+            if waiting and known and len(waiting) * HELD * query.numel() >= room:
                 work()
 
         def work() -> None:
-            found.append(self._of_blocks(list(waiting), list(waiting.values()), norms, prompts))
+            found.append(self._of_blocks(list(waiting), list(waiting.values()), norms, mixed, prompts))
             self.report(prompts * len(waiting))
             waiting.clear()
 
         edits = [Edit("residual", n, stream) for n in range(self.spec.blocks)]
+        edits += [Edit("output", n, partial(keep, n)) for n, norm in enumerate(self.norms) if norm is not None]
         run_watched(self.model, embeddings.flatten(0, 1), watch, edits)
         if waiting:
             work()
         return {name: torch.cat([some[name] for some in found], 1).cpu().numpy() for name in found[0]}
 
+    def _kind(self, layer: int, a: Attention) -> tuple[Any, ...]:
+        """What heads must have in common to be worked on side by side; edits of logits know their own block alone."""
+        own = id(a) if a.reweigh else None
+        return a.scale, a.softcap, a.window, a.prefix, a.sink is None, self.norms[layer] is None, own
+
     def _of_blocks(
-        self, layers: list[int], attentions: list[Attention], norms: list[Tensor], prompts: int
+        self,
+        layers: list[int],
+        attentions: list[Attention],
+        norms: list[Tensor],
+        mixed: dict[int, Tensor],
+        prompts: int,
     ) -> dict[str, Tensor]:
         """Numbers of some blocks of one kind, [prompt, layer, ...]: all their heads side by side."""
         attention, heads = _side_by_side(attentions), self.spec.heads
@@ -154,9 +196,19 @@ class Sums:
         squares = torch.stack([norms[layer] for layer in layers], 1).square()
         by_stream = torch.where(squares > 0, 1 / squares, 0).repeat_interleave(heads, 1)  # [P, heads, T]
         reach, seeing = self.reaches[layers[0]], self.seeing[layers[0]]
+        behind = None
+        if self.norms[layers[0]] is not None:
+            each = zip(*(self._behind(layer, mixed.pop(layer)) for layer in layers), strict=True)
+            behind = [torch.cat(of_blocks, 1)[:, :, 1:reach] for of_blocks in each]
         every = [ALL] if attention.reweigh else shares(len(gram))  # edits of logits take all heads
         each = [
-            self._of_heads(part_of(attention, heads=some), gram[some], by_stream[:, some, 1:reach], reach, prompts)
+            self._of_heads(
+                part_of(attention, heads=some),
+                partial(_squares, gram=gram[some], behind=behind and Behind(*(x[:, some] for x in behind))),
+                by_stream[:, some, 1:reach],
+                reach,
+                prompts,
+            )
             for some in every
         ]
         found = {name: torch.cat([part[name] for part in each], 1).unflatten(1, (-1, heads)) for name in each[0]}
@@ -167,15 +219,41 @@ class Sums:
             found["alpha"] /= self.prompts
         return found
 
+    def _behind(self, layer: int, mixed: Float[Tensor, "prompt head query c"]) -> Behind:
+        """One block's norm on what the branch gives, from what its heads give."""
+        known, held = self.norms[layer], self.weights.get(layer)
+        assert known is not None
+        (norm, bias), weights = known, wide(self.model.output_weights(layer) if held is None else held)
+        branch = torch.einsum("phic,hcd->pid", mixed.to(weights.dtype), weights) + bias
+        inverse = 1 / (branch.square().mean(-1, keepdim=True) + norm.eps)
+        unit = branch * (inverse / branch.shape[-1]).sqrt()
+        weighed = unit * norm.weight
+        along, turned = (torch.einsum("pid,hcd->phic", x, weights) for x in (unit, weighed * norm.weight))
+        sizes = (double(x)[:, None].expand(*along.shape[:-1]) for x in (weighed.square().sum(-1), inverse[..., 0]))
+        return Behind(along, turned, *sizes)
+
     def _of_heads(
-        self, attention: Attention, gram: Tensor, by_stream: Tensor, reach: int, prompts: int
+        self,
+        attention: Attention,
+        squares: Callable[[Tensor], Tensor],
+        by_stream: Tensor,
+        reach: int,
+        prompts: int,
     ) -> dict[str, Tensor]:
-        """Numbers of some heads, [prompt, head, ...]; `by_stream` [prompt, head, query], of the queries 1 to `reach`."""
+        """Numbers of some heads, [prompt, head, ...].
+
+        Args:
+            attention: theirs.
+            squares: of what heads give the queries 1 to `reach`, the squared sizes of what they write.
+            by_stream: 1 over that of the stream at these queries, [prompt, head, query].
+            reach: one past the last query that sees position 0.
+            prompts: how many there are; behind them stand the second view's.
+        """
         found = dict[str, Tensor]()
         if len(attention.query) > prompts:
             found["reacts"] = _reactions(part_of(attention, positions=slice(reach)), prompts) / max(0, reach - 2)
             first, other = outputs(attention)[:, :, 1:reach].split(prompts)
-            found["reacts_output"] = (_squares(first - other, gram) * by_stream).mean(-1)
+            found["reacts_output"] = (squares(first - other) * by_stream).mean(-1)
             attention = part_of(attention, prompts=slice(prompts))
         if self.chosen is None:
             weights = columns(attention, (0,))[..., 0]  # those on position 0
@@ -189,18 +267,18 @@ class Sums:
         found |= {"alpha": on_keys / self.until_end, "over": over}
 
         value, output = attention.value, outputs(attention)
-        written_0 = _squares(value[..., :1, :], gram)
+        written_0 = squares(value[..., :1, :])
         for name, x in zip(NORMS, (value, attention.key), strict=True):
-            sizes = torch.linalg.vector_norm(x, dim=-1, dtype=gram.dtype)
+            sizes = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x).dtype)
             found[name] = torch.stack([double(sizes[..., 0]), double(sizes[..., 1:]).mean(-1)], -1)
         if self.spec.sink_logits and attention.sink is not None:
             log_z = double(normalizers(attention)[..., 1:])
             found["sink_logit_share"] = (attention.sink.to(log_z)[:, None] - log_z).exp().mean(-1)
 
-        weights, whole = double(weights[..., 1:reach]), _squares(output[..., 1:reach, :], gram)
+        weights, whole = double(weights[..., 1:reach]), squares(output[..., 1:reach, :])
         elsewhere = whole  # behind a window of 1 no query sees position 0, and nothing has a size
         if reach > 1:
-            elsewhere = _squares(outputs(_behind_0(attention, reach)), gram)
+            elsewhere = squares(outputs(_behind_0(attention, reach)))
         own = weights.square() * written_0
         return found | {
             "attends": weights.mean(-1),
@@ -210,12 +288,6 @@ class Sums:
             "own": own.sum(-1),
             "whole": whole.sum(-1),
         }
-
-
-def _kind(attention: Attention) -> tuple[Any, ...]:
-    """What heads must have in common to be worked on side by side; edits of logits know their own block alone."""
-    own = id(attention) if attention.reweigh else None
-    return attention.scale, attention.softcap, attention.window, attention.prefix, attention.sink is None, own
 
 
 def _side_by_side(attentions: list[Attention]) -> Attention:
@@ -238,17 +310,23 @@ def _sum(x: np.ndarray) -> np.ndarray:
     return x[0] if len(x) == 1 else x.sum(0)
 
 
-def _gram(weights: Float[Tensor, "head c d"]) -> Float[Tensor, "head c c"]:
-    exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
+@torch.no_grad()
+def _gram(weights: Float[Tensor, "head c d"], behind: tuple[Norm, Tensor] | None) -> Float[Tensor, "head c c"]:
+    exact = wide(weights)
+    exact = exact if behind is None else exact * behind[0].weight
     return exact @ exact.mT
 
 
 def _squares(
-    x: Float[Tensor, "prompt head query c"], gram: Float[Tensor, "head c c"]
+    x: Float[Tensor, "prompt head query c"], gram: Float[Tensor, "head c c"], behind: Behind | None
 ) -> Float[Tensor, "prompt head query"]:
-    """`|x W_O|^2`; rounding may leave a tiny negative number, which is 0."""
+    """`|x W_O|^2`, behind the norm if there is one; rounding may leave a tiny negative number, which is 0."""
     x = x.to(gram.dtype)
-    return total((x @ gram).mul_(x), -1).clamp_min_(0)
+    squares = total((x @ gram).mul_(x), -1)
+    if behind is not None:
+        along, turned = (total(x * to, -1) for to in (behind.along, behind.turned))
+        squares = behind.inverse * (squares + along * (along * behind.size - 2 * turned))
+    return squares.clamp_min_(0)
 
 
 def _reactions(attention: Attention, prompts: int) -> Float[Tensor, "prompt head"]:
