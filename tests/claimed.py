@@ -252,7 +252,9 @@ def cached(none: float, one: float, four: float, by_text: float = 1.0) -> Collec
 
 def of_sinks() -> Cases:
     sinks, last = committed("sinks"), committed("sinks").assign_coords(key=range(7, -1, -1))
-    yield "ruscio-sink-reading-heads", sinking(), sinking(written=0.05)
+    shares = [along([reads, 0, 0, 1 - reads], "role") for reads in (0.01, 0)]
+    reading = [sinks.assign({f"role_share{end}": of for end in ("", "_low", "_high")}) for of in shares]
+    yield "ruscio-sink-reading-heads", *(given(sinks=ds) for ds in reading)
     yield "ruscio-heads-react", given(sinks=put(sinks, reacts=0.2)), sinking(reacts=0.05)
     short = [put("t64/sinks", alpha=along(range(9), "head") >= first) for first in (0, 4)]
     yield "gu-sink-rates", *(given(sinks={HUB: ds.assign_attrs(model=HUB)}) for ds in short)

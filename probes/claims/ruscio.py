@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from ..measures.leakage import null_fails, overflow, resolved
-from ..measures.sinks.roles import LARGE, REACTS
+from ..measures.sinks.roles import REACTS, SHARE
 from ..results.curves import spearman
 from ..results.statistics import Interval, apart, units
 from ..results.tables import interval, number, variance
@@ -289,7 +289,10 @@ APART = 0.9  # cosine below which streams of different tokens have not become on
 VARIES = f"the mean cosine of different tokens' streams before the final norm is below {APART:g}, interval over tokens"
 heads = ruscio.but(needs=real("sinks"))
 IN_SOME = "in some head of every model, by intervals for so many heads"
-WRITTEN = f"more than {LARGE:g} of the stream comes from position 0 {IN_SOME}"
+READ = (
+    f"the share of heads with the role *reads* (more than {SHARE:g} of their output comes from position 0, and no less than "
+    "their block's median head writes) is above 0 in every model, interval over documents"
+)
 MOVED = f"with the embedding at 0 the pattern over other keys moves by more than {REACTS:g} (total variation) {IN_SOME}"
 
 
@@ -313,6 +316,13 @@ def _(ds: xr.Dataset) -> Told:
     return f"mean cosine {told(cosine, '.2f')}", below(cosine, APART)
 
 
+@heads("sink-reading-heads", rule=READ)
+def _(ds: xr.Dataset) -> Told:
+    """Heads downstream read position 0: sink-reading heads."""
+    share = estimated(ds, "role_share", role="reads")
+    return f"{told(share, '.1%')} of {ds['attends'].size} heads", above(share, 0)
+
+
 def heads_above(ds: xr.Dataset, variable: str, threshold: float) -> Told:
     """Whether a number of heads is above a threshold in some head; how many are, with the largest."""
     values, low, high = (ds[f"{variable}{end}"].values.ravel() for end in ("", "_low", "_high"))
@@ -324,11 +334,8 @@ def heads_above(ds: xr.Dataset, variable: str, threshold: float) -> Told:
     return words + interval(values[most], low[most], high[most]), some(tests)
 
 
-for name, variable, threshold, claim, rule in (
-    ("sink-reading-heads", "written", LARGE, "Heads downstream read position 0: sink-reading heads.", WRITTEN),
-    ("heads-react", "reacts", REACTS, "Attention downstream depends on the token at position 0.", MOVED),
-):
-    heads(name, claim=claim, rule=rule, variable=variable, threshold=threshold)(heads_above)
+claim = "Attention downstream depends on the token at position 0."
+heads("heads-react", claim=claim, rule=MOVED, variable="reacts", threshold=REACTS)(heads_above)
 
 
 # ------------------------------------------------------------------------------------------- what position 0 is needed for
