@@ -290,10 +290,11 @@ def _name(kind: tuple[int, str, str]) -> str:
     return f"{layers} layer{'s' * (layers > 1)}, {mask}, {'no encoding' if positional == 'none' else positional}"
 
 
-# -- statements: the claim in its two halves, fresh and trained, and what controls it
+# -- statements: the claim in its two halves, fresh and trained, and what controls it; what symmetry alone says is a theorem
 
 petroglyph = Source("[Liu-7], [Irie]", "petroglyph")
 control = petroglyph.but(name="[Liu-7], [Irie], our control", kind="ours")
+theorem = petroglyph.but(kind="theorem")
 ALL = "in every model"
 
 
@@ -303,12 +304,12 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 
 _claim = "One layer without positional encoding cannot tell permuted prefixes apart."
-state(petroglyph, "one-layer-blind", _claim, LARGEST, under(ROUNDING), at(ONE), by=ALL)
+state(theorem, "one-layer-blind", _claim, LARGEST, under(ROUNDING), at(ONE), by=ALL)
 _claim = (
     "It takes the causal mask to tell permuted prefixes apart without positional encoding: two layers under a full mask "
     "cannot."
 )
-state(control, "full-mask-blind", _claim, LARGEST, under(ROUNDING), at(FULL), by=ALL)
+state(theorem, "full-mask-blind", _claim, LARGEST, under(ROUNDING), at(FULL), by=ALL)
 _claim = "Two causal layers without positional encoding can tell permuted prefixes apart."
 state(petroglyph, "two-layers-see", _claim, LEAST, over(CLEAR), at(TWO), by=ALL)
 _claim = "It is the missing encoding that keeps one causal layer from telling permuted prefixes apart: with one it can."
@@ -331,8 +332,8 @@ def _(ds: xr.Dataset) -> Told:
 
 
 for _source, _name_of, _kind, _words in (
-    (petroglyph, "one-layer-cannot-learn", ONE, "One causal layer without positional encoding cannot learn"),
-    (control, "full-mask-cannot-learn", FULL, "Two layers under a full mask without positional encoding do not learn"),
+    (theorem, "one-layer-cannot-learn", ONE, "One causal layer without positional encoding cannot learn"),
+    (theorem, "full-mask-cannot-learn", FULL, "Two layers under a full mask without positional encoding do not learn"),
 ):
     _claim = f"{_words} which of two tokens stands first."
     state(_source, _name_of, _claim, OFF, under(TIES), at(_kind, trained=True), by="without sampling error")

@@ -219,9 +219,9 @@ def _(ds: xr.Dataset) -> Told:
     return together({rate: (words, some([more, less])) for rate, ((words, more), (_, less)) in sides.items()})
 
 
-def follows(ds: xr.Dataset, loss: str) -> Told:
+def follows(ds: xr.Dataset) -> Told:
     """Some power of the share does better than none."""
-    losses = _of_shares(ds, loss)
+    losses = _of_shares(ds, "share_loss")
     powers = {label("power", power): of for (power,), of in places(losses, "by_share") if power}
     one_rate = losses.sel(by_share=0.0)
     parts = {
@@ -233,6 +233,4 @@ def follows(ds: xr.Dataset, loss: str) -> Told:
 
 
 _rates = f"{UNEQUAL} learning rates that follow the tokens' frequency do better than one rate for all"
-_even = f"the same of the loss on sequences of tokens with equal shares: {BETTER}"
-liu("rates", "", f"{_rates}.", rule=BETTER, loss="share_loss")(follows)
-liu("rates-even", "", f"{_rates} where all tokens count alike.", rule=_even, kind="ours", loss="even_loss")(follows)
+liu("rates", "", f"{_rates}.", rule=BETTER)(follows)

@@ -155,7 +155,7 @@ HEADLINES = (
 
 # -- statements
 
-theorem, further = Source("[Wu]", "wu-thm"), Source("[Wu]", "wu")
+theorem, further = Source("[Wu]", "wu-thm", kind="theorem"), Source("[Wu]", "wu")
 NO_NUMBER = (
     "no number of any toy is beyond its bound, with the eps (least entry) and B (deviation of logits) measured in "
     "that toy"
@@ -209,7 +209,7 @@ BOUNDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     ),
 }
 for _thm, (_names, _kinds, _claim) in BOUNDS.items():
-    _given: Any = {"rule": NO_NUMBER, "kind": "theorem", "of": _names, "cases": _kinds}
+    _given: Any = {"rule": NO_NUMBER, "of": _names, "cases": _kinds}
     theorem(f"{_thm.replace(' ', '-')}-bound", f"Thm {_thm}", _claim, **_given)(bounded)
 _claim = (
     "RoPE in several planes has bounds as one plane has: with f(x) what a logit loses over the distance x and a and b the "

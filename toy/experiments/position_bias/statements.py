@@ -2,15 +2,14 @@
 
 Only toys that retrieve count: their accuracy on novel classes is `TRAINED` or more by the 95 % interval over runs. Answers
 of its sequences stand anywhere, whatever a model was trained on: who copies the label of one place is blind to content, and
-has `BLIND`. Statements are judged for each scale of the data by itself, by toys without residual stream, as in the paper,
-and by those with it where the others lack what is needed.
+has `BLIND`. Statements are judged at both scales of the data, by toys without residual stream, as in the paper, and by those
+with it where the others lack what is needed; what the paper says of depth, by the former alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 import xarray as xr
@@ -91,25 +90,20 @@ GAP = "gap (accuracy with the earlier of two identical items right, less that wi
 PASSED = f"Only toys with an accuracy on novel classes of {TRAINED:g} or more count, {OVER_RUNS}"
 GATE = f"{PASSED}, whatever data they were trained on"
 UNDER_SOME = f"{OVER_RUNS}, under some encoding and depth"
+SCALED = "With vectors scaled as in the paper's text and as in its program, where either was measured"
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements; one that was not measured at one scale has no row there if the other has one."""
+    """The statements, judged."""
     ds = ds[[name for name, values in ds.items() if "step" not in values.dims]]  # what rules read
-    done = learnt(ds, ds["novel_accuracy"])
-    rows: dict[str, list[Claim]] = {}
-    for claim in [*judge(ungated, ds), *judge(wu, ds, done), *judge(sink_statements(ds), ds, done)]:
-        words = [word for word in claim.id.split("-") if word not in SCALES and not word.isdecimal()]
-        rows.setdefault("-".join(words), []).append(claim)
-    measured = [[claim for claim in same if claim.verdict != "not measured"] or same[:1] for same in rows.values()]
-    return [claim for same in measured for claim in same]
+    return [*judge(ungated, ds), *judge(wu, ds, learnt(ds, ds["novel_accuracy"]))]
 
 
-def by_stream(tell: Tell) -> Tell:
+def by_stream(tell: Tell, streams: Mapping[str, str]) -> Tell:
     """By toys without residual stream, by those with it where the others lack what is needed."""
 
     def judged(ds: xr.Dataset) -> Told:
-        for residual, words in STREAMS.items():
+        for residual, words in streams.items():
             told = known(lambda of=residual: tell(ds.sel(residual=of)))
             if told is not None:
                 return (f"{words}: {told[0]}", told[1]) if residual == "on" else told
@@ -119,14 +113,29 @@ def by_stream(tell: Tell) -> Tell:
 
 
 def stated(
-    name: str, where: str, claim: str, rule: str, tell: Tell, source: Source = wu, *, streams: bool = False
+    name: str,
+    where: str,
+    claim: str,
+    rule: str,
+    tell: Tell,
+    source: Source = wu,
+    *,
+    streams: Mapping[str, str] | None = STREAMS,
+    by: Sequence[str] = ("scale",),
 ) -> None:
-    """State something of every scale of the data, each by itself; `streams`: of both kinds of streams at once."""
-    judged = tell if streams else by_stream(tell)
-    for scale in SCALES:
-        text = f"{TASK} {claim} (vectors scaled as in the paper's {scale})."
-        of = source.but(suffix=scale)(name, f"section 5{where and ', '}{where}", text, rule=rule)
-        of(lambda ds, scale=scale: judged(ds.sel(scale=scale)))
+    """State something that has to hold at every place `by`; `streams` that count, of which None takes all at once."""
+    judged = tell if streams is None else by_stream(tell, streams)
+
+    def everywhere(ds: xr.Dataset) -> Told:
+        found = {places_told(labels): known(judged, of) for labels, of in places(ds, *by)}
+        return together({name: told for name, told in found.items() if told})
+
+    source(name, where, f"{claim}.", rule=f"{rule}. {SCALED}")(everywhere)
+
+
+def places_told(labels: Sequence[Any]) -> str:
+    """A scale, and perhaps a depth, in words."""
+    return ", ".join((str(labels[0]), *(f"{depth} blocks" for depth in labels[1:])))
 
 
 def gaps(
@@ -137,10 +146,16 @@ def gaps(
     values: Callable[[xr.Dataset], xr.DataArray],
     bound: Bound,
     source: Source = wu,
+    **fields: Any,
 ) -> None:
     """State on which side of a bound numbers lie that gaps give."""
-    rule = f"{what} {bound.words}, {OVER_RUNS}, everywhere. {GATE}"
-    stated(name, where, claim, rule, lambda ds: each(values(ds), bound.test, *bound.than, form="+.3f"), source)
+    rule, where = f"{what} {bound.words}, {OVER_RUNS}, everywhere. {GATE}", f"section 5, {where}"
+    tell = partial(_bounded, values=values, bound=bound)
+    stated(name, where, f"{TASK} {claim}", rule, tell, source, **fields)
+
+
+def _bounded(ds: xr.Dataset, values: Callable[[xr.Dataset], xr.DataArray], bound: Bound) -> Told:
+    return each(values(ds), bound.test, *bound.than, form="+.3f")
 
 
 def gap(ds: xr.Dataset, training: Any = "unbiased", mask: str = "causal", **at: Any) -> xr.DataArray:
@@ -180,7 +195,7 @@ def learns(ds: xr.Dataset) -> Told:
 
 _text = "toys under a causal mask learn to retrieve from unbiased data, with every encoding, with and without residual"
 _text, _rule = f"{_text} stream", f"accuracy on novel classes is {TRAINED:g} or more, {OVER_RUNS}, in every setting"
-stated("learns", "setting", _text, _rule, learns, ungated, streams=True)
+stated("learns", "section 5, setting", f"{TASK} {_text}", _rule, learns, ungated, streams=None)
 _text = "a causal mask alone favours earlier items, also after unbiased training"
 gaps("causal-favours-earlier", "no encoding", _text, f"the {GAP}", partial(gap, positional="none"), over(0))
 _text = "a causal mask without positional encoding cannot follow answers that stand last in training"
@@ -189,13 +204,14 @@ _what = f"trained so, the {GAP} for first and last and for middle and last"
 gaps("data-last", "biased data", _text, _what, _last, over(-EVEN))
 BACK = "more depth moves the bias back to earlier items"
 _grows = "the bias of a causal mask alone toward earlier items grows with depth"
-_what = f"the mean {GAP} at the largest depth less that at the least"
+_what = f"without residual stream, as in the paper, the mean {GAP} at the largest depth less that at the least"
+_off = {"off": STREAMS["off"]}
 for _id, _where, _positional, _text in (
     ("causal-grows-with-depth", "no encoding", "none", _grows),
     ("decay-depth-favours-earlier", "decay mask", "decay", f"under a decay mask {BACK}"),
     ("rope-depth-favours-earlier", "RoPE", "rope", f"with RoPE {BACK}"),
 ):
-    gaps(_id, _where, _text, _what, partial(rise, positional=_positional), over(0))
+    gaps(_id, _where, _text, _what, partial(rise, positional=_positional), over(0), streams=_off)
 for _positional, _where, _encoding in (("decay", "decay mask", "a decay mask"), ("rope", "RoPE", "RoPE")):
     _text, _what = f"{_encoding} moves the bias toward recent items", f"the mean {GAP} less that without encoding"
     gaps(f"{_positional}-favours-recent", _where, _text, _what, partial(lowered, positional=_positional), under(0))
@@ -242,22 +258,26 @@ def never_lost(ds: xr.Dataset) -> Told:
     return words, {"holds": False, "does not hold": True}.get(test(SURE))  # type: ignore[operator]
 
 
-_where, _both = "lost in the middle", "first-and-last"
-_text = "the middle loses against both ends after training on answers first or last, under some encodings"
-_rule = f"the {GAP} is against the middle item both with the first and with the last, {UNDER_SOME}. {GATE}"
-stated("lost-in-the-middle-gaps", _where, _text, _rule, lambda ds: in_some(lost(ds, _both), "positional", "depth"))
-_text = (
-    "the middle items are answered worse than both ends after training on answers first or last, under some encodings"
+def lost_in_the_middle(ds: xr.Dataset) -> Told:
+    """By gaps, and by accuracies, after training on answers first or last."""
+    of = {"gap": lost(ds, "first-and-last"), "accuracy": worse(ds, "first-and-last")}
+    return together({name: in_some(values, "positional", "depth") for name, values in of.items()})
+
+
+_where = "section 5, lost in the middle"
+_text = f"{TASK} the middle loses against both ends after training on answers first or last, under some encodings"
+_rule = (
+    f"the {GAP} is against the middle item both with the first and with the last, and accuracy at the middle items is below "
+    f"that at either end, each {UNDER_SOME}. {GATE}"
 )
-_rule = f"accuracy at the middle items is below that at either end, {UNDER_SOME}. {GATE}"
-stated("lost-in-the-middle-accuracy", _where, _text, _rule, lambda ds: in_some(worse(ds, _both), "positional", "depth"))
-_text = "the middle does not lose against both ends unless answers stand at both ends in training"
+stated("lost-in-the-middle", _where, _text, _rule, lost_in_the_middle)
+_text = f"{TASK} the middle does not lose against both ends unless answers stand at both ends in training"
 _rule = (
     f"trained on answers that stand anywhere, first, in the middle or last, the {GAP} is never against the middle item "
     f"with both the first and the last, {OVER_RUNS}, under a causal mask with every encoding and depth, with and without "
     f"residual stream. {GATE}"
 )
-stated("lost-in-the-middle-two-ends", _where, _text, _rule, never_lost, ours, streams=True)
+stated("lost-in-the-middle-two-ends", _where, _text, _rule, never_lost, ours, streams=None)
 
 
 def residual_weaker(ds: xr.Dataset) -> Told:
@@ -305,26 +325,27 @@ def same_sign(one: Interval, other: Interval) -> Test:
     return test
 
 
-def alike(ds: xr.Dataset, dim: str, *names: str, **at: str) -> Told:
+def alike(ds: xr.Dataset, dim: str, names: Sequence[str], **at: str) -> Told:
     """Two kinds of data give the same biases."""
     return agreement(*(ds["gap"].sel({"mask": "causal", **at, dim: name}, drop=True) for name in names))
 
 
-_text = "residual streams amplify or reduce the position bias after unbiased training"
+_text = f"{TASK} residual streams amplify or reduce the position bias after unbiased training"
 _rule = (
     f"with them the mean {GAP} is further from 0 or nearer to it, {UNDER_SOME} where no gap changes its sign; it does not "
     f"hold where all 90 % intervals lie within {SAME:g}. {GATE}"
 )
-stated("residual-weaker", "residual", _text, _rule, residual_weaker, streams=True)
+stated("residual-weaker", "section 5, residual", _text, _rule, residual_weaker, streams=None)
 _rule = (
     f"in both kinds of models every {GAP} has the same sign, {OVER_RUNS}, or lies within {EVEN:g} of 0, by the 90 % "
     f"interval. {GATE}"
 )
-_text = "a fixed vocabulary with anisotropy 0.75 gives the same position biases as Gaussian data"
-stated("fixed-vocabulary", "", _text, _rule, lambda ds: alike(ds, "data", "gaussian", "fixed"), streams=True)
+_text = f"{TASK} a fixed vocabulary with anisotropy 0.75 gives the same position biases as Gaussian data"
+_alike = partial(alike, dim="data", names=("gaussian", "fixed"))
+stated("fixed-vocabulary", "section 5", _text, _rule, _alike, streams=None)
 _text = "vectors of standard deviation 1/sqrt(d), as in the paper's text, and 1/d, as in its program, give the same position"
 _scales = ours("text-and-program", "section 5, text and program", f"{TASK} {_text} biases.", rule=_rule)
-_scales(lambda ds: alike(ds, "scale", *SCALES, data="gaussian"))
+_scales(partial(alike, dim="scale", names=SCALES, data="gaussian"))
 
 
 METRIC = "sink metric (fraction of queries that give a position a weight above tau)"
@@ -354,12 +375,11 @@ def made_by_training(ds: xr.Dataset) -> Told:
 
 
 def weaker_with_window(ds: xr.Dataset) -> Told:
-    """The metric at the first token rises with the window, and alpha does; undecided where the two disagree."""
+    """The metric at the first token rises with the window, or alpha does."""
     of = under_masks(ds, "window").isel(key=0)
     metrics = {"sink": of["sink"], "alpha": of["alpha"].mean("layer")}
     rises = {name: each(values.diff("mask"), above, 0, form="+.3f") for name, values in metrics.items()}
-    verdicts = {test(SURE) for _, test in rises.values()}  # type: ignore[operator]
-    return together(rises)[0], verdicts.pop() if len(verdicts) == 1 else None  # type: ignore[return-value]
+    return together(rises, some)
 
 
 FIRST_TOKEN = f"the {METRIC} at the first token"
@@ -382,8 +402,8 @@ SINKS: dict[str, tuple[str, str, Tell]] = {
     ),
     "weaker-with-window": (
         "The smaller a toy's sliding window, the weaker the sink at the first token",
-        f"{FIRST_TOKEN} rises with every wider window, {OVER_RUNS}, and so does alpha of [Gu]; undecided where the two "
-        "disagree, since the metric divides by the queries that see the token, and alpha by all",
+        f"{FIRST_TOKEN}, or alpha of [Gu], rises with every wider window, {OVER_RUNS}: one of the two, since the metric "
+        "divides by the queries that see the token, and alpha by all",
         weaker_with_window,
     ),
     "shared-by-prefix": (
@@ -394,14 +414,12 @@ SINKS: dict[str, tuple[str, str, Tell]] = {
 }
 
 
-def sink_statements(ds: xr.Dataset) -> Source:
-    """For each scale and depth of a result by itself, of toys without encoding on unbiased Gaussian data."""
-    source = Source("[Wu] K.4", "wu-toy-sink")
-    cells = product(ds["scale"].values.tolist(), ds["depth"].values.tolist(), SINKS.items())
-    for scale, depth, (name, (claim, rule, tell)) in cells:
-        at = {"scale": scale, "data": "gaussian", "depth": depth, "positional": "none", "training": "unbiased"}
-        of = source.but(suffix=f"{scale}-{depth}")
-        of = of.but(name="[Wu] K.4, read on", kind="ours") if name == "made-by-training" else of
-        text = f"{claim} ({depth} blocks, vectors scaled as in the paper's {scale})."
-        of(name, "", text, rule=f"{rule}. {PASSED}")(lambda ds, at=at, tell=tell: by_stream(tell)(ds.sel(at)))
-    return source
+def of_sinks(ds: xr.Dataset, tell: Tell) -> Told:
+    """Of toys without encoding on unbiased Gaussian data."""
+    return tell(ds.sel(data="gaussian", positional="none", training="unbiased"))
+
+
+for _id, (_text, _rule, _tell) in SINKS.items():
+    _where, _of = ("K.4, read on", ours) if _id == "made-by-training" else ("K.4", wu)
+    _by = ("scale", "depth")
+    stated(f"sink-{_id}", _where, _text, f"{_rule}. {PASSED}", partial(of_sinks, tell=_tell), _of, by=_by)
