@@ -140,7 +140,7 @@ def test_statements_hold_and_fail_where_they_do(tiny, refuted, which, place, val
     ds["over_tau"].loc[{"mask": which, "key": place}] = ds["alpha"].loc[{"mask": which, "key": place}] = value
     found = of_sinks(ds)
     assert len(found) == 5
-    assert {c.id for c in found if held(c) is not True} == {f"wu-toy-sink-{name}-text-2" for name in refuted}
+    assert {c.id for c in found if held(c) is not True} == {f"wu-toy-sink-{name}" for name in refuted}
     assert "not measured" not in {claim.verdict for claim in found}
 
 
@@ -156,7 +156,7 @@ def test_toys_that_do_not_retrieve_or_were_not_run_are_not_judged(tiny):
     # Toys with a residual stream are judged where the others have not learnt.
     ds = made_up(tiny, ("causal",))
     both = xr.concat([ds.where(ds["seed"] < 0), ds], "residual").assign_coords(residual=["off", "on"])
-    assert of_sinks(both)[0].measured.startswith("with residual stream: causal: +0.150")
+    assert of_sinks(both)[0].measured.startswith("text, 2 blocks: with residual stream: causal: +0.150")
 
 
 # -- what in-context toys answer, and the sequences that they are asked

@@ -23,7 +23,8 @@ def alike(name: str) -> xr.Dataset:
     ds = load(REPORTS / f"{name}.nc")
     spread = 1 + 1e-3 * xr.DataArray(np.linspace(-1, 1, ds.sizes["seed"]), dims="seed")
     runs = {name: (of.median("seed") * spread).transpose(*of.dims) for name, of in ds.items() if "seed" in of.dims}
-    if name == "position-bias":  # as if all its toys had learnt their task
+    if name == "position-bias":  # as if all its toys had learnt their task, those without residual stream as the others
+        runs = {name: of.fillna(of.sel(residual="on")) if "residual" in of.dims else of for name, of in runs.items()}
         runs["novel_accuracy"] = runs["novel_accuracy"].where(runs["novel_accuracy"].isnull(), 0.9)
     return ds.assign(runs)
 
@@ -50,39 +51,36 @@ INSIDE = list(range(1, 9))
     ("name", "variable", "where", "value", "refuted"),
     [
         ("retrieval", "loss", SMALL | BOTH | {"seed": 2, "target": 3}, 1.6, "one-layer-blind"),
-        ("retrieval", "loss", SMALL | PLAIN | {"target": 4}, 2.25, "depth-1-width-2-before-last"),
-        ("retrieval", "loss", SMALL | PLAIN | {"target": 9}, 0.06, "depth-1-width-2-last"),
+        ("retrieval", "loss_first", SMALL | PLAIN | {"target": 4}, 2.25, "depth-1-width-2"),
         ("retrieval", "loss", TWO | PLAIN | {"target": 0}, 1.99,
-            "two-layers-see-order-width-10 primacy-width-10 lost-in-the-middle-width-10"),
+            "two-layers-see-order primacy lost-in-the-middle"),
         ("retrieval", "loss", TWO | PLAIN | {"seed": 0, "target": 0}, 2.1,
-            "primacy-width-10? lost-in-the-middle-width-10?"),
+            "primacy? lost-in-the-middle?"),
         ("retrieval", "loss", DEEP | PLAIN | {"target": 9}, 1.4,
-            "depth-3-width-10-last three-layers-lost-in-the-middle-width-10+"),
-        ("retrieval", "loss", DEEP | STREAM | {"target": INSIDE}, 2.2, "residual-breaks-plateau"),
+            "three-layers-lost-in-the-middle+"),
+        ("retrieval", "loss", DEEP | STREAM | {"target": INSIDE}, 2.2, "plateau-broken"),
         ("retrieval", "loss", DEEP | BOTH | {"target": INSIDE}, 1.65,
-            "feed-forward-breaks-plateau spiky beyond-scatter"),
+            "plateau-broken spiky"),
         ("retrieval", "loss", DEEP | BOTH | {"seed": 0, "target": INSIDE[::2]}, 9.0,
-            "feed-forward-breaks-plateau? spiky? beyond-scatter?"),
+            "plateau-broken? spiky?"),
         ("previous-token", "perplexity", MAIN | {"positional": "none", "step": slice(60, 200)}, 25.0, "stalls+"),
-        ("previous-token", "perplexity", MAIN | {"positional": "none", "step": 3000}, 14.0, "plateau"),
         ("previous-token", "perplexity", MAIN | {"positional": "learned", "step": 3000}, 1.6, "solved"),
         ("previous-token", "blind_perplexity", {}, 20.6, "bound+"),
         ("previous-token", "separation", {}, 0.0, "separation"),
         ("previous-token", "bilinear", {"residual": "off", "seed": 0}, 9.0, "bilinear-form?"),
         ("previous-token", "relative_published", {"cell": "V=30 C=4 width 2 lr 0.01"}, 2.5e-4,
-            "v30-c4-width-2-lr-0.01+ longer"),
+            "longer-context"),
         ("previous-token", "relative_published", {"cell": "V=30 C=4 width 2 lr 0.1"}, 1e-2,
-            "v30-c4-width-2-lr-0.1 fast-at-30"),
+            "v30-c4-width-2-lr-0.1 fast"),
         ("previous-token", "relative_published", {"cell": "V=100 C=10 width 10 lr 0.01", "seed": 0}, 1e-1,
             "v100-c10-width-10-lr-0.01? wider?"),
         ("previous-token", "relative_by_size", {"vocabulary": 30, "context": 10, "width": 2}, 1e-7,
-            "larger-vocabulary-width-2 longer-context-width-2 width-helps"),
+            "larger-vocabulary longer-context wider"),
         ("previous-token", "spikes", {"rate_step": 100}, 1.0, "spike+"),
         ("previous-token", "relative_by_target", {"offset_context": 4, "target": -4}, 0.5, "offsets"),
         ("exchanges", "roundness", {"residual": "on"}, 0.5, "circle"),
-        ("exchanges", "roundness", {}, 0.05, "circle-of-embeddings+"),
         ("exchanges", "rate", {"residual": "off", "schedule": "constant"}, -50.0,
-            "change-places change-places-unembedding decay-fewer-exchanges"),
+            "change-places decay-fewer-exchanges"),
         ("exchanges", "spiked_chance", {}, 1.0, "at-spikes"),
         ("exchanges", "gap_spread", {}, 0.1, "decay-more-even"),
         ("exchanges", "picked", CONSTANT | {"residual": "off"}, 0.4, "at-spikes-"),  # those with a stream have no spikes
@@ -97,37 +95,31 @@ INSIDE = list(range(1, 9))
         ("petroglyph", "accuracy", FULL | NONE, 0.48, "full-mask-cannot-learn"),
         ("petroglyph", "accuracy", CAUSAL | NONE, 0.9, "two-layers-learn"),
         ("petroglyph", "accuracy", ONE | {"trained_positional": "learned"}, 0.9, "encoding-learns"),
-        ("births", "primacy", {"step": 2400}, 0.5, "from-flat-primacy"),
-        ("births", "recency", {"step": 2400, "seed": 0}, 0.5, "follows-recency? from-flat-recency?"),
+        ("births", "primacy", {"step": 2400}, 0.5, "follows-primacy from-flat-primacy"),
+        ("births", "recency", {"step": 2400, "seed": 0}, 0.5, "from-flat-recency?"),
         ("births", "elasticity", {"step": 2400, "position": slice(1, 6)}, 1e-9,
-            "follows-primacy-behind-0 from-flat-primacy-behind-0"),
+            "from-flat-primacy-behind-0"),
         ("position-bias", "gap", UNBIASED | {"positional": "none", "pair": "middle-last"}, -0.2,
-            "causal-favours-earlier-text rope-favours-recent-text fixed-vocabulary-text+"),
-        ("position-bias", "gap", UNBIASED | {"depth": 4}, 0.9,
-            "decay-depth-favours-earlier-text+ rope-depth-favours-earlier-text+"),
-        ("position-bias", "gap", UNBIASED | {"positional": "decay"}, 0.5, "decay-favours-recent-text data-first-text"),
-        ("position-bias", "gap", UNBIASED | {"positional": "rope"}, 0.5, "rope-favours-recent-text"),
+            "causal-favours-earlier fixed-vocabulary+"),
+        ("position-bias", "gap", UNBIASED | {"depth": 4}, 0.9, "decay-favours-recent"),
+        ("position-bias", "gap", UNBIASED | {"positional": "decay"}, 0.5,
+            "decay-favours-recent decay-depth-favours-earlier data-first"),
+        ("position-bias", "gap", UNBIASED | {"positional": "rope"}, -0.5, "rope-favours-recent+ rope-depth-favours-earlier"),
         ("position-bias", "gap", {"mask": "causal", "training": "unbiased"}, 0.3,
-            "causal-grows-with-depth-text decay-favours-recent-text decay-favours-recent-program "
-            "rope-favours-recent-text rope-favours-recent-program data-first-text residual-weaker-text "
-            "residual-weaker-program fixed-vocabulary-text+ text-and-program+ "
-            "lost-in-the-middle-two-ends-program+"),
-        ("position-bias", "gap", FIRST, -0.4, "data-first-text"),
-        ("position-bias", "gap", TEXT | {"training": "middle"}, [-0.9, 0.0, 0.9], "data-middle-text+"),
-        ("position-bias", "gap", TEXT | {"training": "last", "positional": "none"}, -0.03, "data-last-text"),
-        ("position-bias", "gap", ENDS, [0.5, 0.0, -0.5], "lost-in-the-middle-gaps-text+"),
-        ("position-bias", "accuracy_by_position", ENDS | {"position": [3, 4]}, -1.0,
-            "lost-in-the-middle-accuracy-text+"),
-        ("position-bias", "gap", {"mask": "full", "positional": "none"}, 0.1, "full-even-text"),
-        ("position-bias", "gap", {"mask": "full", "training": "unbiased"}, 0.015, "full-even-encoded-text+"),
+            "causal-grows-with-depth decay-depth-favours-earlier rope-depth-favours-earlier decay-favours-recent data-first "
+            "residual-weaker fixed-vocabulary+ text-and-program+"),
+        ("position-bias", "gap", FIRST, -0.4, "data-first"),
+        ("position-bias", "gap", TEXT | {"training": "middle"}, [-0.9, 0.0, 0.9], "data-middle+"),
+        ("position-bias", "gap", TEXT | {"training": "last", "positional": "none"}, -0.03, "data-last"),
+        ("position-bias", "gap", ENDS, [-0.5, 0.0, 0.5], "lost-in-the-middle"),
+        ("position-bias", "accuracy_by_position", ENDS | {"position": [3, 4]}, 2.0, "lost-in-the-middle"),
+        ("position-bias", "gap", {"mask": "full", "positional": "none"}, 0.1, "full-even"),
+        ("position-bias", "gap", {"mask": "full", "training": "unbiased"}, 0.015, "full-even-encoded+"),
         ("position-bias", "novel_accuracy", {"positional": "rope", "training": "unbiased"}, 0.5,
-            "learns-text learns-program rope-favours-recent-text- rope-favours-recent-program- "
-            "rope-depth-favours-earlier-text-"),
+            "learns rope-favours-recent- rope-depth-favours-earlier-"),
         ("position-bias", "novel_accuracy", {"residual": "off"}, 0.5,
-            "learns-text learns-program causal-favours-earlier-program decay-favours-recent-text "
-            "rope-favours-recent-text rope-favours-recent-program residual-weaker-text- residual-weaker-program- "
-            "lost-in-the-middle-gaps-text+ lost-in-the-middle-accuracy-text+ sink-first-token-program-2+ "
-            "sink-made-by-training-program-2+"),
+            "learns causal-grows-with-depth- decay-depth-favours-earlier- rope-depth-favours-earlier- residual-weaker- "
+            "causal-favours-earlier decay-favours-recent"),
     ],
 )  # fmt: skip
 def test_statements_follow_the_numbers_that_they_read(name, variable, where, value, refuted):
@@ -142,8 +134,8 @@ def test_statements_follow_the_numbers_that_they_read(name, variable, where, val
     ("name", "settings", "judged"),
     [
         ("retrieval", {"attention": "sigmoid"}, 0),
-        ("previous-token", {"steps": 1000}, 19),  # shorter runs do not judge published numbers
-        ("previous-token", {"context": 5}, 19),
+        ("previous-token", {"steps": 1000}, 13),  # shorter runs do not judge published numbers
+        ("previous-token", {"context": 5}, 14),
         ("exchanges", {"vocabulary": 30}, 0),
     ],
 )
@@ -156,9 +148,9 @@ def test_other_settings_than_the_published_ones_are_not_judged(name, settings, j
 @pytest.mark.parametrize(
     ("name", "variable", "left"),
     [
-        ("retrieval", "loss_error", 26),
-        ("previous-token", "relative_published", 13),
-        ("exchanges", "rate", 4),
+        ("retrieval", "loss_error", 13),
+        ("previous-token", "relative_published", 8),
+        ("exchanges", "rate", 3),
         ("petroglyph", "accuracy", 5),
         ("births", "recency", 4),
     ],

@@ -72,7 +72,7 @@ from ..corpus import Windows, find_text, hold_out, pack
 from ..pretrain import Options, pretrain
 from ..recipes import Recipe, recipe_config
 from .experiment import Work
-from .reading import judge, need, over, state
+from .reading import judge, lies, need, over, state
 from .sweep import Cells, Measure, Part, filled, sweep
 
 PROFILES = ("uniform", "branches", "flat")
@@ -394,9 +394,9 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
 births: Any = Source("[Chowdhury] discussion", "births", replace(TOYS, population="controlled"), kind="ours")
 MODELS = "1 M-parameter language models"
 SLOPE = (
-    "the slope of log {end} at the last step on log {end} at initialization, run by run, log sigma and loss as covariates, "
-    "is above 0 by its 95 % interval; it does not hold where the slope is equivalent to 0: its 90 % interval lies within "
-    f"{MARGIN:g} of it"
+    "the slope of log {end} at the last step on log {end} at initialization, over means of kinds, log sigma and loss as "
+    "covariates, is above 0 by its 95 % interval; it does not hold where the slope is equivalent to 0: its 90 % interval "
+    f"lies within {MARGIN:g} of it"
 )
 
 
@@ -407,7 +407,7 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 def follows(ds: xr.Dataset, end: str) -> Told:
     """The end of trained profiles follows from that at initialization."""
-    slope, inflation = regressed(with_behind(ds), end, -1, COVARIATES["log sigma, loss"])
+    slope, inflation = regressed(with_behind(ds), end, -1, COVARIATES["log sigma, loss"], kinds=True)
     need(np.isfinite(slope.value))
     words = f"{told(slope)} (variance inflation {number(inflation)})"
     return words, lambda level: "does not hold" if nothing(slope, MARGIN)(level) == "holds" else above(slope, 0)(level)
@@ -419,4 +419,4 @@ for _end in SHOWN:
     births(f"follows-{_name}", "", _claim, rule=SLOPE.format(end=_end), end=_end)(follows)
     _claim = f"Training gives {MODELS} that start from a flat profile one with {_end}."
     _flat = Headline(f"{_end} at the last step of flat kinds", partial(of_flat, end=_end), ratio=True)
-    state(births, f"from-flat-{_name}", _claim, _flat, over(1))
+    state(births, f"from-flat-{_name}", _claim, lies(_flat, over(1)))

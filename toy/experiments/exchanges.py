@@ -45,7 +45,7 @@ from . import previous_token
 from .copied import at_step, scored, spikes
 from .experiment import Work
 from .previous_token import SWITCH, WEIGHTS
-from .reading import OVER_RUNS, change, courses, judge, learnt, over, setting, state, under
+from .reading import OVER_RUNS, change, courses, judge, learnt, lies, over, setting, state, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
 TABLES = ("embedding", "unembedding")
@@ -253,14 +253,14 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     return judge(liu, ds, learnt(ds, end(ds, "picked")))
 
 
-# The source shows embeddings, whose basis is free: attention undoes any linear map, and a circle may be an ellipse there. The
-# rows of the unembedding are what a linear readout has to set apart.
+# The source shows embeddings, whose basis is free: attention undoes any linear map, so that a circle may be an ellipse.
+# The rows of the unembedding are what a linear readout has to set apart.
 _at = {"learning_rate": SLOW, "schedule": "constant", "table": "unembedding"}
 _ours = f"{BOTH}; of the rows of the unembedding, at the learning rate without spikes; the threshold is ours"
-state(liu, "circle", f"{TASK} the tokens lie on a circle.", RADIUS, under(ROUND), _at, by=_ours)
+state(liu, "circle", f"{TASK} the tokens lie on a circle.", lies(RADIUS, under(ROUND), _at, _ours))
 _move, _by = f"{TASK} tokens change places at learning rate 0.1.", f"{BOTH}, by embedding and by unembedding"
-state(liu, "change-places", _move, RATE, over(0), CONSTANT, by=_by)
-state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", SPIKED, over(0), CONSTANT, by=BOTH)
+state(liu, "change-places", _move, lies(RATE, over(0), CONSTANT, _by))
+state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", lies(SPIKED, over(0), CONSTANT, BOTH))
 
 
 _rates: Any = [{"schedule": _schedule} for _schedule in ("constant", "cosine")]
@@ -269,4 +269,4 @@ for _name, _of, _words in (
     ("decay-fewer-exchanges", RATE, "keeps tokens from changing places"),
     ("decay-more-even", GAPS, "lets tokens come to even distances on their circle"),
 ):
-    state(liu, _name, f"{TASK} learning rate decay {_words}.", change(_of, *_rates), under(0), _at)
+    state(liu, _name, f"{TASK} learning rate decay {_words}.", lies(change(_of, *_rates), under(0), _at))

@@ -38,7 +38,7 @@ from ..model import Architecture, Switches, Weights, forward, initial
 from ..tasks import WhichFirst, mirrored
 from ..train import Run, Trained, stacked
 from .experiment import Work
-from .reading import judge, known, over, ranged, state, under
+from .reading import judge, known, lies, over, ranged, state, under
 from .sweep import Cells, Measure, Part, axes, filled, sweep
 
 EPS = float(np.finfo(np.float64).eps)
@@ -304,16 +304,16 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 
 _claim = "One layer without positional encoding cannot tell permuted prefixes apart."
-state(theorem, "one-layer-blind", _claim, LARGEST, under(ROUNDING), at(ONE), by=ALL)
+state(theorem, "one-layer-blind", _claim, lies(LARGEST, under(ROUNDING), at(ONE), ALL))
 _claim = (
     "It takes the causal mask to tell permuted prefixes apart without positional encoding: two layers under a full mask "
     "cannot."
 )
-state(theorem, "full-mask-blind", _claim, LARGEST, under(ROUNDING), at(FULL), by=ALL)
+state(theorem, "full-mask-blind", _claim, lies(LARGEST, under(ROUNDING), at(FULL), ALL))
 _claim = "Two causal layers without positional encoding can tell permuted prefixes apart."
-state(petroglyph, "two-layers-see", _claim, LEAST, over(CLEAR), at(TWO), by=ALL)
+state(petroglyph, "two-layers-see", _claim, lies(LEAST, over(CLEAR), at(TWO), ALL))
 _claim = "It is the missing encoding that keeps one causal layer from telling permuted prefixes apart: with one it can."
-state(control, "encoding-sees", _claim, LEAST, over(CLEAR), at(ENCODED), by=ALL)
+state(control, "encoding-sees", _claim, lies(LEAST, over(CLEAR), at(ENCODED), ALL))
 
 
 @petroglyph(
@@ -336,9 +336,10 @@ for _source, _name_of, _kind, _words in (
     (theorem, "full-mask-cannot-learn", FULL, "Two layers under a full mask without positional encoding do not learn"),
 ):
     _claim = f"{_words} which of two tokens stands first."
-    state(_source, _name_of, _claim, OFF, under(TIES), at(_kind, trained=True), by="without sampling error")
+    state(_source, _name_of, _claim, lies(OFF, under(TIES), at(_kind, trained=True), "without sampling error"))
 for _source, _name_of, _kind, _words in (
     (petroglyph, "two-layers-learn", TWO, "Two causal layers without positional encoding learn"),
     (control, "encoding-learns", LEARNED, "One causal layer with learned positions learns"),
 ):
-    state(_source, _name_of, f"{_words} which of two tokens stands first.", END, over(SOLVED), at(_kind, trained=True))
+    _solved = lies(END, over(SOLVED), at(_kind, trained=True))
+    state(_source, _name_of, f"{_words} which of two tokens stands first.", _solved)

@@ -54,15 +54,17 @@ from .experiment import Work
 from .reading import (
     ONE_RUN,
     OVER_RUNS,
+    Ruled,
     around,
     as_drawn,
     courses,
+    grows,
     judge,
+    lies,
     means,
     of_runs,
     over,
     places,
-    rises,
     setting,
     state,
     tell,
@@ -374,44 +376,46 @@ def claims(ds: xr.Dataset) -> list[Claim]:
     return judge(liu, ds if post else ds.drop_vars(["perplexity", "blind_perplexity"], errors="ignore"))
 
 
-_claim = f"Without positional embeddings the {PERPLEXITY} at first stalls at about {STALL:g} {SMALL}."
-state(liu, "stalls", _claim, STAY, over(STALLED), published=f"{STALL:g}")
-for _name, _positional, _level, _text in (  # where its curves end
-    ("plateau", "none", 20.6, f"Without positional embeddings the {PERPLEXITY} then stalls at about"),
-    ("solved", "learned", 1.0, f"With learned positional embeddings the {PERPLEXITY} falls to about"),
-):
-    _at = MAIN | {"positional": _positional}
-    _bound = as_drawn(_level, NEAR * _level, _level / 2)
-    state(liu, _name, f"{_text} {_level:g} {SMALL}.", END, _bound, _at, published=f"{_level:g}", by=ONE_RUN)
+def ends(positional: str, value: float) -> Ruled:
+    """Where a curve ends."""
+    return lies(END, as_drawn(value, NEAR * value, value / 2), MAIN | {"positional": positional}, ONE_RUN)
+
+
+_claim = f"Without positional embeddings the {PERPLEXITY} stalls at about {STALL:g}, then at about 20.6 {SMALL}."
+state(liu, "stalls", _claim, lies(STAY, over(STALLED)), ends("none", 20.6), published=f"{STALL:g}, 20.6")
+_claim = f"With learned positional embeddings the {PERPLEXITY} falls to about 1 {SMALL}."
+state(liu, "solved", _claim, ends("learned", 1.0), published="1")
 _claim = f"{TASK} V (C-2)/(C-1) = 20 bounds the perplexity that can be had without positions (V = 30, C = 4)."
-state(liu, "bound", _claim, BLIND, over(20), published="20", by=f"{OVER_RUNS}, at every width")
+state(liu, "bound", _claim, lies(BLIND, over(20), by=f"{OVER_RUNS}, at every width"), kind="ours")
 _claim = (
     f"{TASK} (C = 4) the position asked for, p_-1, is negative along the separation direction s, and p_0, p_-2, p_-3 are "
     "positive (up to s -> -s)."
 )
-state(liu, "separation", _claim, SIGNS, over(0))
+state(liu, "separation", _claim, lies(SIGNS, over(0)))
 _claim = f"{TASK} s W_Q W_K^T s < 0 along the separation direction s"
 _claim += " (-1.1 for s = (1, 1), which is -0.56 for the unit vector)."
-state(liu, "bilinear-form", _claim, FORM, under(0), published="-1.1")
+state(liu, "bilinear-form", _claim, lies(FORM, under(0)), published="-1.1")
 
 
 def agrees(ds: xr.Dataset, cell: Cell) -> Told:
-    """Agreement at any batch size, on the logarithmic axis that the number was read off."""
+    """Agreement in any variant at any batch size, on the logarithmic axis that the number was read off."""
     trained, value = PUBLISHED[cell]
-    by_batch = of_runs(CELLS, ds, {"cell": cell.name} | MAIN).dropna("batch", how="all")
     parts = {}
-    for (batch,), of in places(by_batch, "batch"):
-        runs = {place: one_more(mean) for place, mean in means(of).items()}
-        parts[f"batch {batch}"] = tell(runs, drawn, *map(math.log, (value, WITHIN, WIDEST)), change=math.exp)
+    for (batch, *switches), of in places(of_runs(CELLS, ds, {"cell": cell.name}), "batch", *MAIN):
+        if of.notnull().any():
+            runs = {place: one_more(mean) for place, mean in means(of).items()}
+            name = ", ".join((f"batch {batch}", *map(" ".join, zip(MAIN, switches, strict=True))))
+            parts[name] = tell(runs, drawn, *map(math.log, (value, WITHIN, WIDEST)), change=math.exp)
     words, test = together(parts, some)
     steps = int(setting(ds, "rate_steps" if trained == LONGER else "steps"))  # what stands for the post's
     return (words, test) if steps == trained else (f"{words}, after {steps:,} steps", None)
 
 
 AGREES = (
-    "at some batch size the published run lies inside the 95 % prediction interval of one more run, by its logarithm, or "
-    f"within a factor of {WITHIN:g} of it, what can be read off a logarithmic axis; undecided where its ends lie more than "
-    f"{WIDEST:g}-fold apart (ours)"
+    "in some variant (residual stream, output projection) at some batch size, of which the source names none, the published "
+    "run lies inside the 95 % prediction interval of one more run, by its logarithm, or within a factor of "
+    f"{WITHIN:g} of it, what can be read off a logarithmic axis; undecided where its ends lie more than {WIDEST:g}-fold "
+    "apart (ours)"
 )
 for _cell, (_trained, _published) in PUBLISHED.items():
     _v, _c, _width, _rate = _cell
@@ -421,25 +425,25 @@ for _cell, (_trained, _published) in PUBLISHED.items():
     )
     _name, _text = f"v{_v}-c{_c}-width-{_width}-lr-{_rate:g}", f"{_text} {_rate:g}."
     liu(_name, "", _text, rule=AGREES, published=_value, cell=_cell)(agrees)
-_cells_of = [{"cell": cell.name} for cell in PUBLISHED]
-for _name, _less, _more, _text in (
-    ("longer", 0, 1, f"{RELATIVE} is larger at C = 10 than at C = 4 (V = 30, width 2)"),
-    ("wider", 2, 0, "width 10 does far better than width 2, even at V = 100, C = 10"),
-    ("fast-at-30", 3, 0, "learning rate 0.1 does better than 0.01 at V = 30"),
-    ("fast-at-100", 4, 5, "learning rate 0.1 does worse than 0.01 at V = 100"),
-):
-    rises(liu, _name, f"{TASK} {_text}.", CELLS, [_cells_of[_less], _cells_of[_more]], {"batch": 128} | MAIN)
-for _width in (2, 10):
-    for _name, _dim, _symbol, _values in (
-        ("larger-vocabulary", "vocabulary", "V", (10, 30, 100)),
-        ("longer-context", "context", "C", (4, 10)),
-    ):
-        _text = f"{TASK} {RELATIVE} grows with {_symbol} at width {_width}."
-        rises(liu, f"{_name}-width-{_width}", _text, SIZE, [{_dim: size} for size in _values], {"width": _width})
-_claim = f"{TASK} {RELATIVE} is smaller at width 10 than at width 2, whatever V and C."
-rises(liu, "width-helps", _claim, SIZE, [{"width": 10}, {"width": 2}])
+
+
+def less(one: int, other: int) -> Ruled:
+    """One of the published settings has the smaller number."""
+    cells = [{"cell": cell.name} for cell in PUBLISHED]
+    return grows(CELLS, [cells[one], cells[other]], {"batch": 128} | MAIN)
+
+
+_two = {"width": 2}  # of which the post says it; at width 10 all numbers lie at the floor of float32
+_text = f"{TASK} {RELATIVE} grows with V (width 2)."
+state(liu, "larger-vocabulary", _text, grows(SIZE, [{"vocabulary": size} for size in (10, 30, 100)], _two))
+_text, _sizes = f"{TASK} {RELATIVE} grows with C (width 2).", [{"context": size} for size in (4, 10)]
+state(liu, "longer-context", _text, less(0, 1), grows(SIZE, _sizes, _two))
+_text, _widths = f"{TASK} width 10 does far better than width 2, whatever V and C.", [{"width": 10}, _two]
+state(liu, "wider", _text, less(2, 0), grows(SIZE, _widths))
+_text = f"{TASK} learning rate 0.1 does better than 0.01 at V = 30, and worse at V = 100."
+state(liu, "fast", _text, less(3, 0), less(4, 5))
 _claim = f"{TASK} at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)."
 _fast = {"rate_vocabulary": 100, "learning_rate": 0.1, "schedule": "constant"}
-state(liu, "spike", _claim, SPIKES, over(0), _fast, published="near step 6,000")
+state(liu, "spike", _claim, lies(SPIKES, over(0), _fast), published="near step 6,000")
 _claim = f"Any fixed offset other than the {TASK[7:]}'s is learned as well (C = 4)."
-state(liu, "offsets", _claim, OFFSETS, around(1), {"offset_context": 4}, by=f"{OVER_RUNS}, at every offset")
+state(liu, "offsets", _claim, lies(OFFSETS, around(1), {"offset_context": 4}, f"{OVER_RUNS}, at every offset"))

@@ -2,7 +2,7 @@
 
 A headline of an experiment is an array [..., seed] of numbers by run (`probes.measure.Headline`; one that is a `ratio` is
 averaged by its logarithm). From the headlines follow the tables, and most statements: the mean over runs at every place
-lies on one side of a bound by Student's t (`state`), or grows from place to place by Welch's (`rises`). A published run is
+lies on one side of a bound by Student's t (`lies`), or grows from place to place by Welch's (`grows`). A published run is
 held against the prediction interval of one more run (`as_drawn`). What a result has
 not is a `KeyError`, as xarray raises it: then the statement is not measured.
 """
@@ -214,23 +214,19 @@ def no_more(margin: float) -> Bound:
     return Bound(f"lies within {margin:g} of 0 with its 90 % interval", nothing, (float(margin),))
 
 
-def state(
-    source: Source,
-    name: str,
-    claim: str,
-    headline: Headline | Sequence[Headline],
-    bound: Bound,
-    at: Mapping[str, Any] | None = None,
-    *,
-    by: str = OVER_RUNS,
-    **fields: Any,
-) -> None:
-    """State that a headline's means over runs lie on this side of a bound, at every place.
+class Ruled(NamedTuple):
+    """A rule in words, and the function that judges by it."""
+
+    words: str
+    judged: Callable[[xr.Dataset], Told]
+
+
+def lies(
+    headline: Headline | Sequence[Headline], bound: Bound, at: Mapping[str, Any] | None = None, by: str = OVER_RUNS
+) -> Ruled:
+    """A headline's means over runs lie on this side of a bound, at every place.
 
     Args:
-        source: that says it; `fields` are those of its statement.
-        name: the statement's id behind the source's prefix.
-        claim: one sentence that can be read alone.
         headline: what decides; of several, all have to.
         bound: where it has to lie, a ratio's not in logarithms.
         at: the places, if not all.
@@ -238,7 +234,6 @@ def state(
     """
     several = [headline] if isinstance(headline, Headline) else headline
     names = ", and ".join(of.name for of in several)
-    rule = f"{names}{_where(at)} {bound.words}, {by}{LOGARITHM * several[0].ratio}"
 
     def judged(ds: xr.Dataset) -> Told:
         parts = {}
@@ -248,33 +243,41 @@ def state(
             parts[of.name] = tell(found, bound.test, *than, **_look(of))
         return together(parts) if len(parts) > 1 else parts[names]
 
-    source(name, claim=claim, rule=rule, **fields)(judged)
+    return Ruled(f"{names}{_where(at)} {bound.words}, {by}{LOGARITHM * several[0].ratio}", judged)
+
+
+def grows(headline: Headline, along: Sequence[Mapping[str, Any]], at: Mapping[str, Any] | None = None) -> Ruled:
+    """A headline grows from each of these places to the next, of other runs; arguments as in `lies`."""
+    steps = {f"from {_words(less)} to {_words(more)}": (less, more) for less, more in pairwise(along)}
+
+    def judged(ds: xr.Dataset) -> Told:
+        sides = {step: [of_runs(headline, ds, {**(at or {}), **of}) for of in pair] for step, pair in steps.items()}
+        return together({step: versus(y, x, above, 0, **_look(headline)) for step, (x, y) in sides.items()})
+
+    return Ruled(f"{headline.name}{_where(at)} rises {', '.join(steps)}, {WELCH}{LOGARITHM * headline.ratio}", judged)
+
+
+def state(source: Source, name: str, claim: str, *rules: Ruled, **fields: Any) -> None:
+    """State something that holds where all of these rules do.
+
+    Args:
+        source: that says it; `fields` are those of its statement.
+        name: the statement's id behind the source's prefix.
+        claim: one sentence that can be read alone.
+        rules: what decides.
+    """
+
+    def judged(ds: xr.Dataset) -> Told:
+        words, tests = zip(*(rule.judged(ds) for rule in rules), strict=True)
+        return "; ".join(words), every(tests)
+
+    source(name, claim=claim, rule="; ".join(rule.words for rule in rules), **fields)(judged)
 
 
 def change(headline: Headline, before: Mapping[str, Any], after: Mapping[str, Any]) -> Headline:
     """What a headline has more at one place than at another, run by run."""
     name = f"{headline.name} at {_words(after)} less that at {_words(before)}, run by run"
     return Headline(name, lambda ds: headline.of(ds).sel(after, drop=True) - headline.of(ds).sel(before, drop=True))
-
-
-def rises(
-    source: Source,
-    name: str,
-    claim: str,
-    headline: Headline,
-    along: Sequence[Mapping[str, Any]],
-    at: Mapping[str, Any] | None = None,
-    **fields: Any,
-) -> None:
-    """State that a headline grows from each of these places to the next, of other runs; arguments as in `state`."""
-    steps = {f"from {_words(less)} to {_words(more)}": (less, more) for less, more in pairwise(along)}
-    rule = f"{headline.name}{_where(at)} rises {', '.join(steps)}, {WELCH}{LOGARITHM * headline.ratio}"
-
-    def judged(ds: xr.Dataset) -> Told:
-        sides = {step: [of_runs(headline, ds, {**(at or {}), **of}) for of in pair] for step, pair in steps.items()}
-        return together({step: versus(y, x, above, 0, **_look(headline)) for step, (x, y) in sides.items()})
-
-    source(name, claim=claim, rule=rule, **fields)(judged)
 
 
 def _words(at: Mapping[str, Any]) -> str:

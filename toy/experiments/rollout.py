@@ -31,6 +31,7 @@ from .reading import (
     courses,
     each,
     judge,
+    lies,
     need,
     over,
     places,
@@ -291,9 +292,9 @@ SHARE = Headline(
     "the least share over eps", lambda ds: top(fresh(ds, "prefix")["share"]) / fresh(ds, "prefix")["eps"], ratio=True
 )
 _text = "With a prefix of K tokens all mass of the rollout goes to those K tokens."
-state(theorem, "4.3-limit", _text, LEFT, under(CONVERGED), where="Thm 4.3")
+state(theorem, "4.3-limit", _text, lies(LEFT, under(CONVERGED)), where="Thm 4.3")
 _text = "With a prefix of K tokens each of them keeps a share of the rollout that does not vanish with depth."
-state(theorem, "4.3-shares", _text, (KEPT, SHARE), over(1), where="Thm 4.3")
+state(theorem, "4.3-shares", _text, lies((KEPT, SHARE), over(1)), where="Thm 4.3")
 
 
 def near_stars(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -335,14 +336,15 @@ MOVES = (
 LAYERS = Headline(f"a peak's move, {HALF}, from a layer to the next", partial(farther, along="peak_layer"))
 ANGLES = Headline(f"a peak's move, {HALF}, from an angle to the next smaller", partial(farther, along="theta"))
 _text = "Under a decay mask of rate m the rollout is largest at the distance x* = t / (e^m - 1), t being the depth."
-state(theorem, "4.5-peak", _text, OFF, within(1.0), where="Thm 4.5", by=f"{OVER_RUNS}, at the least logits")
+_by = f"{OVER_RUNS}, at the least logits"
+state(theorem, "4.5-peak", _text, lies(OFF, within(1.0), by=_by), where="Thm 4.5")
 _text = "Under a decay mask of rate m the rollout's peak moves away from the query with depth t, and comes nearer as m"
 _text = f"{_text} grows."
-state(theorem, "4.5-peak-moves", _text, MOVES, NO_NEARER, where="Thm 4.5", by=f"{OVER_RUNS}, at the least logits")
+state(theorem, "4.5-peak-moves", _text, lies(MOVES, NO_NEARER, by=_by), where="Thm 4.5")
 _text = "Under RoPE the rollout's peak x* moves away from the query with depth t."
-state(theorem, "4.7-peak-with-depth", _text, LAYERS, over(0), where="Thm 4.7")
+state(theorem, "4.7-peak-with-depth", _text, lies(LAYERS, over(0)), where="Thm 4.7")
 _text = "Under RoPE the rollout's peak x* comes nearer to the query as the angle theta_1 grows."
-state(theorem, "4.7-peak-with-angle", _text, ANGLES, over(0), where="Thm 4.7")
+state(theorem, "4.7-peak-with-angle", _text, lies(ANGLES, over(0)), where="Thm 4.7")
 
 
 def away(ds: xr.Dataset, *attention: str) -> xr.DataArray:
@@ -355,13 +357,13 @@ def away(ds: xr.Dataset, *attention: str) -> xr.DataArray:
 ROW = "of the last query's row of the product, divided by its sum, what is beyond the first token at the top"
 OTHER = Headline(f"{ROW}, where nothing arrives all,", lambda ds: away(ds, "sigmoid", "relu"))
 _text = "With attention other than softmax, sigmoid or ReLU, the rollout need not converge to the first token."
-state(further, "other-attention", _text, OTHER, over(CONVERGED))
+state(further, "other-attention", _text, lies(OTHER, over(CONVERGED)))
 ROWS = Headline(ROW, lambda ds: away(ds, f"sigmoid{SUMMED}"))
 _text = (
     "It is rows that sum to 1 that take the mass to the first token, not the exponential: sigmoid attention with its rows "
     "divided by their sums converges as softmax does."
 )
-state(further, "other-attention-summed", _text, ROWS, under(CONVERGED), kind="ours")
+state(further, "other-attention-summed", _text, lies(ROWS, under(CONVERGED)), kind="ours")
 
 
 # -- charts
