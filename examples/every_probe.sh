@@ -22,7 +22,7 @@ measure sinks --prompts "$prompts" "$@"
 measure trajectory --prompts "$prompts" "$@"
 measure leakage --prompts "$many" "$@"
 measure jacobian --prompts "$prompts" --seeds 1 --initialization "$rule" "$@"
-measure bos-swap --prompts "$many" --replace mean "$@"
+measure bos-swap --prompts "$many" "$@"
 "$headwater" inspect "$model" --out "$out/inspect" --initialization "$rule" \
     --prompt "The capital of France is Paris. The capital of Italy is" "$@"
 apart=()  # theory takes blocks apart, which transformers' modules alone allow

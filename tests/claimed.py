@@ -15,6 +15,7 @@ from probes.claims.claim import Claim
 from probes.claims.gu import TABLE
 from probes.claims.ruscio import NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
+from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
 from probes.results.dataset import load
 from probes.results.folder import Collected
 from probes.theory.cesaro import cesaro_bins
@@ -157,21 +158,26 @@ def trio(ntk: float = 0.01, plain: float = 0.02, window: float = 0.04) -> Collec
     return given(controlled__leakage=runs)
 
 
-def swap(*removed: float, later: float = 0.2, first: str = "bos", off: float = 0.1, **others: Any) -> xr.Dataset:
-    """A result of `bos-swap`: what replacements remove at early queries, and what they remove later."""
-    ds = committed("bos-swap").isel(replacement=slice(len(removed))).assign_attrs(first_policy=first)
-    fractions = xr.where(ds["band"] == ds["band"][0], along(removed, "replacement"), later)
-    return put(ds, off, removed_of_model=fractions, removed_steady_of_model=fractions, **others)
+def swap(*removed: float, later: float = 0.2, first: str = "bos", off: float = 0.1, **others: float) -> xr.Dataset:
+    """A result of `bos-swap`: what replacements remove at early queries, and later, as shares and nat^2."""
+    names, bands = ["mean", "random"][: len(removed)], ["9-31", "32-63"]
+    given = {V_X: removed, LEFT_IN: removed} | {name: [by] * len(removed) for name, by in others.items()}
+    early = np.array([given[name] for name in given]).T[..., None]
+    shares = np.concatenate([early, np.full_like(early, later)], -1)
+    variables = {f"component_{what}": shares for what in ("share", "removed")}
+    ends = {
+        f"{name}{end}": x + by * off * abs(x)
+        for name, x in variables.items()
+        for end, by in (("_low", -1), ("_high", 1))
+    }
+    dims = ("replacement", "definition", "band")
+    coords = {"replacement": names, "definition": list(given), "band": bands}
+    attrs = committed("bos-swap").attrs | {"first_policy": first}
+    return xr.Dataset({name: (dims, x) for name, x in (variables | ends).items()}, coords, attrs)
 
 
 def swapped(*removed: float, name: str = "x", **others: Any) -> Collected:
     return given(bos_swap={name: swap(*removed, **others)})
-
-
-def forms(left: float) -> dict[str, float]:
-    """What is left of 1 by other definitions, some of which are below 0: no fraction to take."""
-    before = {"residual_steady_before_of_model": 1.0, "leakage_before": 1.0, "source_before": -1.0}
-    return before | {"residual_steady_after_of_model": left, "leakage_after": left, "weight_before": -1.0}
 
 
 def following(first: str = "bos", **values: float) -> Collected:
@@ -202,10 +208,10 @@ def of_ruscio() -> Cases:
     yield "ruscio-isolation-null", given(leakage=null[0]), given(leakage=null[1])
     yield "ruscio-both-in-all-architectures", trio(), trio(plain=0.0)
     yield "ruscio-architectures", trio(), trio(plain=0.05)
-    yield "ruscio-bos-removes-40", swapped(0.41, 0.4), swapped(0.4, 0.8)
+    yield "ruscio-bos-removes-40", swapped(0.9, **{TOTAL: 0.4}), swapped(0.4, 0.8)
     yield "ruscio-protocol-replacement", swapped(0.4, 0.41), swapped(0.3, 0.9)
-    yield "ruscio-protocol-form", swapped(0.4, **forms(0.59)), swapped(0.4, **forms(0.2))
-    yield "ruscio-sinks-stabilize", swapped(0.4, leakage_change=1.0), swapped(0.4, leakage_change=-0.5)
+    yield "ruscio-protocol-form", swapped(0.4, **{TOTAL: 0.41}), swapped(0.4, **{TOTAL: 0.8})
+    yield "ruscio-sinks-stabilize", swapped(0.4, **{TOTAL: -1.0}), swapped(0.4, **{TOTAL: 0.5})
     yield "ruscio-protocol-band", swapped(0.4), swapped(0.4, later=0.8)
     yield "ruscio-position-0-closed", following("text"), following("text", later_difference=1e-9)
     yield "ruscio-fingerprint-constant", following(), following(later_difference=1e-9)

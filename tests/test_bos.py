@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 import xarray as xr
 from families import VOCABULARY, WIDTH
-from measured import complete, drawn_tokens, refused, view
+from measured import complete, drawn_tokens, error, refused, view
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,11 +19,15 @@ import probes
 from probes.headlines import numbers
 from probes.measures import consequences
 from probes.measures.bos_swap import MEASURE, bos_swap
-from probes.measures.bos_swap.compute import removed
+from probes.measures.bos_swap.compute import anchored, anchoring, kept, share
 from probes.measures.leakage import leakage
+from probes.measures.leakage.forms import splits
 from probes.measures.sinks import sinks
 from probes.models import swap as swap_module
+from probes.models.ablate import reweighed
 from probes.models.swap import mean_embedding, parse_replacement, swapped
+from probes.results.statistics import jackknifed
+from probes.run.store import Store
 
 LENGTH = 24
 SMALL: dict[str, Any] = {"bootstrap": 20, "profile_prompts": 2, "products": 16, "lags": (1, 2, 3)}
@@ -60,70 +65,123 @@ def test_a_token_for_itself_changes_no_number():
     ds = bos_swap(view("llama"), some_tokens(7), replacement=0, **SMALL)  # halves of unequal size
     found = {str(name): variable.values for name, variable in ds.drop_vars("tokens").items()}
     for one, values in found.items():
-        if one.startswith("removed") or "change" in one:
+        if re.match("component_(removed|share)|.*_change|kl_", one):
             finite = values[~np.isnan(values)]
             assert (finite == 0).all(), one
-            assert finite.size or one.startswith("removed"), one
+            assert finite.size, one
         elif "before" in one:
             assert np.array_equal(values, found[one.replace("before", "after")], equal_nan=True), one
     assert np.isnan(found["loss_change"]).sum() == 1
+    assert ds.sel(definition="V(X)").component_removed.notnull().all()
 
 
 def test_before_and_after_are_what_the_probes_say(monkeypatch):
     monkeypatch.setattr(consequences, "LOGITS_AT_ONCE", 5 * VOCABULARY)  # 23 predictions in pieces of 5
-    model, tokens = view("llama"), some_tokens(6)
-    found = bos_swap(model, tokens, replacement="mean", seed=3, **SMALL)
-    given = {"lags": (1, 2, 3), "bootstrap": 20, "seed": 3}
-    residual = {}
-    for when, seen in (("before", model), ("after", swapped(model, "mean", seed=3))):
-        leak = leakage(seen, tokens, **given)
-        for ours, theirs in (("leakage", "log_form"), ("source", "log_source"), ("weight", "weight_source")):
-            for end in ("", "_low", "_high"):
-                expected = leak[f"{theirs}_by_block{end}"]
-                np.testing.assert_allclose(found[f"{ours}_{when}{end}"], expected, rtol=1e-9, atol=1e-12)
-        # V(X) is what is left of the total without V(M) and the covariance of both, V(l) = V(X) + V(M) - 2 C(X, M).
-        total, v_m = leak.log_form_by_block.sel(part="total"), leak.log_form_by_block.sel(part="mask")
-        c_xm = v_m - leak.log_source_by_block.sel(source="mask")
-        residual[when] = (total - v_m + 2 * c_xm).values.mean(0)
-        np.testing.assert_allclose(found[f"residual_{when}_of_model"], residual[when], atol=1e-9)
-        steady = leak.steady_stream_of_model
-        np.testing.assert_allclose(found[f"residual_steady_{when}_of_model"], steady, rtol=1e-9, atol=1e-12)
-        sink = sinks(seen, tokens, keys=(0,))
+    model, tokens, documents = view("llama"), some_tokens(6), list("aabbcd")
+    found = bos_swap(model, tokens, replacement="mean", seed=3, documents=documents, **SMALL)
+    sides = {"before": model, "after": swapped(model, "mean", seed=3)}
+    rates, by_prompt = {}, {}
+    for when, seen in sides.items():
+        leak = leakage(seen, tokens, lags=(1, 2, 3), bootstrap=20, seed=3, documents=documents)
+        component = found[f"component_{when}"].isel(band=0)
+        for name, theirs in (
+            ("V(X), mean over heads", "steady"),
+            ("V(X), mean over heads, the constant sink left in", "log"),
+        ):
+            expected = leak[f"{theirs}_stream_by_block"].mean("layer")
+            np.testing.assert_allclose(component.sel(definition=name), expected[0], rtol=1e-9, atol=1e-12)
+        forms = splits(seen, tokens, [(4, 23)], (1, 2, 3), torch.ones(1, 6, dtype=torch.int64), pieces=Store())
+        np.testing.assert_allclose(component.sel(definition="V(X)"), np.median(forms["steady_stream"]), rtol=1e-9)
+        sink = sinks(seen, tokens, keys=range(8))
+        rates[when] = (sink.alpha > 0.3).mean(("layer", "head"))
         np.testing.assert_allclose(found[f"sink_rate_{when}"], sink.sink_rate[:, 0])
+        np.testing.assert_allclose(found[f"sink_rate_{when}_of_model"], sink.sink_rate_of_model)
+        np.testing.assert_allclose(found[f"sink_rate_{when}_by_prompt"], rates[when])
+        weight = component.sel(definition="weight on position 0")
+        np.testing.assert_allclose(weight, sink.alpha.sel(key=0).mean(), rtol=1e-6)
         jacobian = probes.jacobian(seen, tokens[:2], method="sketch", products=16, seed=3)
         profile = probes.rms_profile(jacobian.sensitivity, jacobian.stderr)
         np.testing.assert_allclose(found[f"sensitivity_{when}"], profile.mean)
         logits = seen.unembed(seen.norm(seen.residual(seen.embed(tokens)))).detach().double()
         losses = functional.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
-        np.testing.assert_allclose(found[f"loss_{when}"][:-1], losses.mean(0), rtol=1e-5)
-        assert np.isnan(found[f"loss_{when}"][-1])
-    for ours in ("leakage_{}", "loss_{}"):
-        before, after, change = (found[ours.format(when)] for when in ("before", "after", "change"))
-        np.testing.assert_allclose(change, after - before, atol=1e-12)
+        by_prompt[when] = losses[:, 1:].mean(1)
+        np.testing.assert_allclose(found[f"loss_{when}_by_prompt"], by_prompt[when], rtol=1e-5)
+    moved = sinks(model, tokens, reacts="mean").reacts.mean()
+    np.testing.assert_allclose(found.component_share.sel(definition="pattern over other keys")[0], moved, rtol=1e-6)
+    change = (by_prompt["after"] - by_prompt["before"]).numpy()
+    expected = jackknifed(np.mean, change, np.array([0, 0, 1, 1, 2, 3]))  # the same documents before and after
+    for end, value in zip(("", "_low", "_high"), expected[:3], strict=True):
+        np.testing.assert_allclose(found[f"loss_change_of_model{end}"], value, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.loss_change_of_model, found.loss_change[1:-1].mean(), atol=1e-12)
-    low, high = (found[f"loss_change_{end}"].values[:-1] for end in ("low", "high"))
-    assert (low < high).all()
-    assert ((low <= found.loss_change[:-1]) & (found.loss_change[:-1] <= high)).mean() > 0.8
-    ratio = 1 - residual["after"] / residual["before"]
-    np.testing.assert_allclose(found.removed_of_model, np.where(residual["before"] > 0, ratio, np.nan))
-    expected = {"sink rate, after": sink.sink_rate.mean(), "loss, change (nat)": found.loss_change[1:-1].mean()}
-    expected["residual component removed, the constant sink left in"] = ratio[0]
-    headlines = {number.name: number.interval.value for number in numbers(MEASURE, found)}
+    others = rates["after"].mean("prompt")[1:]
+    expected = {"sink rate, before": rates["before"].sel(key=0).mean(), "loss, change (nat)": change.mean()}
+    expected["largest sink rate of another first key, after"] = others.max()
+    headlines = {number.name: number.interval for number in numbers(MEASURE, found)}
     for name, value in expected.items():
-        assert headlines[name] == pytest.approx(float(value), rel=1e-5)
+        assert headlines[name].value == pytest.approx(float(value), rel=1e-5)
+    assert all(np.isfinite(interval[1:3]).all() for interval in headlines.values())
     effects = MEASURE.tables({"ape": found})[0]
-    assert float(effects.rows[0][2]) == pytest.approx(float(found.sink_rate_before.mean()), abs=5e-4)
+    assert effects.rows[0][2].startswith(f"{float(found.sink_rate_before.mean()):.3f} [")
+    assert effects.rows[0][5].endswith(f"(key {1 + int(others.values.argmax())})")
 
 
-def test_fraction_removed_by_hand():
+def test_shares_and_what_is_kept_by_hand():
     before = np.array([[2.0, 2.0, -1.0, 0.5, 1.0]] + [[2.0, 2.0, 1.0, (-1.0) ** n, 1.0] for n in range(40)])
     after = np.array([[1.0, 2.0, 0.5, 0.1, 3.0]] + [[1.0, 2.0, 0.5, 0.1, 3.0]] * 40)
-    estimate, low, high = removed(before, after)
-    np.testing.assert_allclose(estimate, [0.5, 0, math.nan, 0.8, -2])
-    np.testing.assert_allclose(low, [0.5, 0, math.nan, -math.inf, -2])  # half of the resamples have nothing to remove
-    np.testing.assert_allclose(high, [0.5, 0, math.nan, math.inf, -2])
-    assert np.isnan(removed(before[:1], after[:1])[1]).all()
-    assert all((part == 0).all() for part in removed(before, before))
+    # Half of the resamples of the fourth have nothing to remove; the third is no number that its resamples know.
+    expected = [[0.5, 0, math.nan, math.nan, -2]] * 3
+    np.testing.assert_allclose(share(before, after), expected)
+    assert np.isnan(share(before[:1], after[:1])).all()
+    rates = np.array([[0.6, 0.3], [0.4, 0.2], [0.5, 0.4]])
+    value, low, high = kept(*rates.T, np.arange(3))
+    without = np.array([0.6 / 0.9, 0.7 / 1.1, 0.5])
+    reach = 4.3027 * np.sqrt(2 / 3 * ((without - without.mean()) ** 2).sum())  # Student's t, two degrees of freedom
+    np.testing.assert_allclose((value, low, high), (0.6, 0.6 - reach, 0.6 + reach), rtol=1e-4)
+    assert kept(rates[:, 0], 0 * rates[:, 0], np.arange(3)) == (0, 0, 0)
+
+
+def test_anchors_on_all_sides():
+    there, nan = (0.6, 0.55, 0.65), math.nan
+    for before, shares, verdict in (
+        (there, [(0.9, 0.8, 1.0), (0.6, 0.51, 0.7)], "place-anchored"),
+        (there, [(0.9, 0.8, 1.0), (0.6, 0.49, 0.7)], "mixed"),
+        (there, [(0.9, 0.8, 1.0), (0.0, 0.0, 0.0)], "mixed"),
+        (there, [(0.05, 0.01, 0.11), (0.0, 0.0, 0.0)], "mixed"),
+        (there, [(0.05, 0.01, 0.09), (0.0, 0.0, 0.0)], "token-anchored"),
+        ((0.06, 0.04, 0.08), [(0.9, 0.8, 1.0), (0.9, 0.8, 1.0)], "no sink to anchor"),
+        ((0.0, 0.0, 0.0), [(nan, nan, nan)] * 2, "no sink to anchor"),
+        ((0.6, nan, nan), [(0.9, nan, nan)] * 2, "undecided: it takes two documents"),
+    ):
+        assert anchored(before, shares) == verdict
+    rates = np.array([0.5, 0.6, 0.4, 0.5])
+    for by, verdict in ((0.9, "place-anchored"), (0.0, "token-anchored"), (0.3, "mixed")):
+        ratios = np.stack([kept(rates, share * rates, np.arange(4)) for share in (by, by)], 1)
+        made = {
+            f"sink_rate_kept{end}": ("replacement", x) for end, x in zip(("", "_low", "_high"), ratios, strict=True)
+        }
+        ends = zip(("", "_low", "_high"), there, strict=True)
+        made |= {f"sink_rate_before_of_model{end}": (("replacement", "key"), [[x]] * 2) for end, x in ends}
+        ds = xr.Dataset(made, {"replacement": ["mean", "random"], "key": [0]})
+        assert anchoring(ds) == verdict
+        assert anchoring(ds.isel(replacement=[0])) == ""
+
+
+@pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
+def test_left_out_is_the_text_without_its_first_token(backend):
+    """Where logits depend on distances alone; the sink is then looked for at key 1."""
+    tokens = some_tokens(6)
+    for name, same in (("llama", True), ("mistral", True), ("gpt2", False)):
+        model = view(name, backend, dtype="float64")
+        without, shorter = reweighed(model, "without-0"), tokens[:, 1:]
+        one, two = (m.residual(m.embed(ids)).detach() for m, ids in ((without, tokens), (model, shorter)))
+        assert (error(one[:, 1:], two) < 1e-4) == same  # RMS norms compute in float32
+        if same:
+            found = bos_swap(model, tokens, replacement="without-0", **(SMALL | {"profile_prompts": 0}))
+            rates = sinks(model, shorter, keys=range(7)).sink_rate_of_model
+            np.testing.assert_allclose(found.sink_rate_after_of_model[1:], rates)
+            headlines = {number.name: number.interval.value for number in numbers(MEASURE, found)}
+            assert headlines["sink rate of the first token left"] == pytest.approx(float(rates[0]))
+            assert np.isnan(found.component_after.sel(definition="V(X)")).all()
 
 
 def test_result_is_complete(tmp_path):
@@ -135,11 +193,15 @@ def test_result_is_complete(tmp_path):
     assert done[-1] == (1.0, 1.0)
     complete(found, tmp_path / "found.nc")
     plain = bos_swap(model, tokens, replacement="zero", **(SMALL | {"bootstrap": 0}))
-    assert not [name for name in plain if str(name).endswith(("_low", "_high"))]
+    assert np.isnan(plain.component_removed_low.sel(definition="V(X)")).all()  # leakage alone is resampled
+    assert np.isfinite(plain.loss_change_of_model_low)
     both = bos_swap(model, tokens, replacement=["zero", "without-0@1"], **SMALL)  # the model as it is, measured once
     alone = bos_swap(model, tokens, replacement="without-0@1", **SMALL)
     for name, single in (("zero", found), ("without-0@1", alone)):
         xr.testing.assert_identical(both.sel(replacement=name, drop=True).drop_attrs(), single.drop_attrs())
+    anchors = bos_swap(model, tokens, replacement=["mean", "random"], **SMALL)
+    assert anchors.attrs["anchoring"] == anchoring(anchors)
+    assert anchors.attrs["anchoring"] in MEASURE.answer({"ape": anchors})[0]
 
 
 def test_bad_replacements_and_options_are_refused():

@@ -72,14 +72,14 @@ def check(name: str, collected: Collected, verdict: str | None = None, **beginni
 def test_what_is_not_known_does_not_count_and_keeps_the_command_that_will_tell():
     known, unknown = swap(0.4), swap(0.4, off=np.inf)
     said, one = (
-        "x: 40% [36%, 44%] (mean) left in; 40% [36%, 44%] (mean) taken out",
+        "x: V(X): 40% [36%, 44%] (mean); V(X), the constant sink left in: 40% [36%, 44%] (mean)",
         known.isel(replacement=0, drop=True).assign_attrs(replacement="mean"),
     )
     check("ruscio-bos-removes-40", given(bos_swap=one), "holds", measured=said)
     both = given(bos_swap={"x": known, "y": unknown})
-    check("ruscio-bos-removes-40", both, "holds", measured=f"{said}; y: ? (mean) left in", model="x, y")
+    check("ruscio-bos-removes-40", both, "holds", measured=f"{said}; y: V(X): ? (mean)", model="x, y")
     command = "headwater bos-swap gemma3-270m "
-    check("ruscio-bos-removes-40", given(bos_swap=unknown), "not measured", measured="x: ?", command=command)
+    check("ruscio-bos-removes-40", given(bos_swap=unknown), "not measured", measured="x: V(X): ?", command=command)
     check("ruscio-protocol-replacement", given(bos_swap=one), "not measured")
     ds = put("leakage", weight_source_by_block=along([1e9, -1e9, 0], "source"))
     said = "x: both off 1e-17 nat²; weights without the mask overflow"
@@ -232,7 +232,7 @@ def test_real_results_are_judged(reported, monkeypatch):
     monkeypatch.setattr("probes.claims.evidence.LARGE", 1)  # a few thousand parameters count as a language model
     rows = {row.id: row for row in claims(reported)}
     known = [name for name, row in rows.items() if row.verdict != "not measured"]
-    assert Counter(name.split("-")[0] for name in known) == {"chowdhury": 14, "ruscio": 12, "gu": 6, "wu": 3}, known
+    assert Counter(name.split("-")[0] for name in known) == {"chowdhury": 14, "ruscio": 14, "gu": 6, "wu": 3}, known
     assert all("nan" not in row.measured + row.tiny for row in rows.values())
     assert rows["ruscio-position-0-closed"].verdict == "holds"
     # Logits of these untrained models are hundreds:

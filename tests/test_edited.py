@@ -253,10 +253,10 @@ def test_behaviour_of_a_changed_model_is_measured_against_its_own():
         found = probes.bos_swap(model, tokens, replacement=name, **options)
         models = (model, intervention(name).on(model, tokens))
         one, two = (m.unembed(m.norm(run(m, tokens))).log_softmax(-1).detach() for m in models)
-        close(found.kl_of_model, (one.exp() * (one - two)).sum(-1).mean(0)[1:-1].mean(), 1e-4)
+        close(found.kl_by_prompt, (one.exp() * (one - two)).sum(-1)[:, 1:-1].mean(1), 1e-4)
         assert found.attrs["replacement"] == name
         assert "sensitivity_after" not in found
-        assert np.isnan(found.residual_after_of_model).all() == (name == "without-0")
+        assert np.isnan(found.component_after.sel(definition="V(X)")).all() == (name == "without-0")
 
 
 def test_recall_is_that_of_the_changed_model():
@@ -268,7 +268,7 @@ def test_recall_is_that_of_the_changed_model():
     after, before = (probes.retrieval(m, pairs=12, contexts=4) for m in (changed, model))
     for name in ("log_p", "exact"):
         change = (after - before)[name]
-        close(found[f"recall_{name}_after"], after[name].mean(), 1e-9, 1e-9)
+        close(found[f"recall_{name}_after_by_list"], after[name].mean("depth"), 1e-9, 1e-9)
         close(found[f"recall_{name}_change"], change.mean(), 1e-9, 1e-9)
         by_couple = change.values.reshape(2, -1).mean(1)
         reach = 12.706 * np.abs(by_couple[0] - by_couple[1]) / 2  # of two couples: Student's t, one degree of freedom

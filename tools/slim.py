@@ -24,7 +24,6 @@ from probes.results.dataset import load, save
 
 # By the folder that results lie in: variables that nothing reads from there.
 PROFILES = ("stderr", "theory_*", "elasticity")
-ENDS_OF_SWAPS = ("after_low", "after_high", "before_low", "before_high")
 UNREAD = {
     "no-rope": PROFILES,
     "scalar-init": PROFILES,
@@ -36,7 +35,7 @@ UNREAD = {
         "reacts*_by_prompt",
         "*effect_by_prompt",
     ),
-    "bos-swap": tuple(f"{of}_{when}" for of in ("leakage", "weight", "source") for when in ENDS_OF_SWAPS),
+    "bos-swap": ("sensitivity_*",),
 }
 READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "steady_source")}  # all others are read by block alone
 DIGITS = 18  # bits of a float that are kept behind its first one: 5 decimal digits

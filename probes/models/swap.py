@@ -246,6 +246,11 @@ class Intervention(NamedTuple):
         plain = self == Intervention(self.what)
         return str(self) if not plain else self.what if isinstance(self.what, str) else int(self.what)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether block 0 reads another vector, and nothing else is changed."""
+        return self.what not in WAYS and (self.layer, self.part) == (0, "stream")
+
     def __str__(self) -> str:
         layer, part = f"@{self.layer}" if self.layer else "", "" if self.part == "stream" else f":{self.part}"
         return f"{self.what}{layer}{part}{'' if self.dose == 1 else f'*{self.dose:g}'}"

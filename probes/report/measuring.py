@@ -84,7 +84,7 @@ def studies() -> tuple[Study, ...]:
         Study("scalar", "jacobian", 16, {"method": "scalar", "conditions": "pretrained"}),
         Study("leakage", "leakage", 256),
         Study("theory", "theory", 2),
-        Study("bos-swap", "bos-swap", 128, {"replace": "mean,zero,random"}),
+        Study("bos-swap", "bos-swap", 128),
         Study("jacobian", "jacobian", 16),
     )
 

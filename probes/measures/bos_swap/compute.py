@@ -5,40 +5,52 @@ block on, or in its keys or values alone, or in part. `reweighed` takes key 0 aw
 of attention. Each is a view like any other, and every measure runs on it unchanged. `bos_swap` runs several of them before
 and after; `probes.models.swap` has the names of what can be done.
 
-**Removed.** The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights
-(through logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if
-the mask made none, and the fraction of it removed is `1 - V(X)_after / V(X)_before`: 1 where the swap leaves nothing, 0
-where it changes nothing, negative where it adds. Heads and blocks are averaged before the ratio. The
-*Shapley value* of the residual source, V(X) - C(X, M), is no measure to take a fraction of: where the residual stream works
-against the mask, as sinks do that steady the denominators, it is negative. It is given before and after (`source_...`),
-as is every other part, since a swap acts on all of them.
+**Removed** is a difference, before less after: above 0 where the swap takes something away. A share of it,
+`1 - after / before`, is given where the whole interval of what it is a share of lies above 0, else it is undecided (NaN).
 
-**Intervals** (95 %, percentiles of the bootstrap) are paired: each resample draws the prompts once, within each half, and
-takes the same ones before and after. V(X) is estimated without bias and can be noise around 0, above all in block 0: where
-the estimate is not above 0 there is no fraction (NaN), and where more than 2.5 % of the resamples are not, its interval is
-infinite at both ends: more prompts are needed to know it.
+The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights (through
+logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if the mask
+made none: the median over heads, the constant sink taken out. [Ruscio] does not say what the 40 % is a share of. So
+`component_...` holds every definition that it may be read by (`DEFINITIONS`): V(X) as median and as mean, the constant
+sink taken out and left in; the *Shapley value* of the residual source, V(X) - C(X, M), which is negative where the stream
+works against the mask; what comes through logits or denominators alone; and the sink itself: its rate, the weight on
+position 0, and how far the pattern over the other keys moves (total variation, a share as it is).
+
+**Intervals** (95 %) are paired. Of leakage they are percentiles of the bootstrap: each resample draws the prompts once,
+within each half, and takes the same ones before and after. All others are the jackknife's over documents, those of recall
+over couples of lists: each leaves the same ones out before and after.
+
+**Anchoring.** `sink_rate_kept` is the sink rate after over that before. A model is *place-anchored* if the lower bounds of
+what it keeps under `mean` and under `random` are above `PLACE`: whatever stands first becomes the sink. It is
+*token-anchored* if both upper bounds are below `TOKEN`; else *mixed*. Where the lower bound of the sink rate before is not
+above `LEAST_SINK` there is no sink to anchor.
+
+**Left out.** Under `without-0` no later query sees key 0. With rotary encoding, slopes or none this is the text without its
+first token, whose first token stands at position 1 now: logits depend on distances alone. With learned positions it is
+not: there every token would also move one place. The sink is then looked for at key 1. Of every replacement there are the
+sink rates of the first `FIRST_KEYS` keys, since a sink may move.
 
 **Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
 replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
-excludes (toys that predict labels only) there is no loss: NaN, left out of the mean over positions.
+excludes (toys that predict labels only) there is no loss: NaN, left out of the prompt's mean over positions.
 
 **Behaviour.** `kl_of_model` is `KL(p_i || p'_i)` of the next token, p as the model is; `recall_...` are those of
 `probes.retrieval` on lists of `RECALLED` pairs, before and after.
 
 **What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held, logits and
-denominators are no longer those that mask and stream make. There the parts of leakage after the intervention are NaN.
+denominators are no longer those that mask and stream make. There leakage after the intervention is NaN.
 
 **Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
 sensitivity to the replacement, another point: under "zero" the norms divide by sqrt(eps) there, in block after block where
-there are no biases, and numbers of 1e13 are right.
+there are no biases, and numbers of 1e13 are right. `profile_change` is over the positions from 1 on.
 
 Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606.06160, removes 40 % at early queries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -50,17 +62,20 @@ from ...models.checks import check_logits
 from ...models.load import takes_model
 from ...models.swap import Intervention, intervention
 from ...models.view import View
-from ...results.curves import rms_profile
-from ...results.dataset import Variable, dataset, provenance, with_ends, with_low_high
-from ...results.statistics import INTERVAL, jackknife
-from ...run.progress import Progress, part
+from ...results.curves import estimate, relative_error
+from ...results.dataset import Variable, dataset, provenance, with_low_high
+from ...results.statistics import ends, jackknife, numbered
+from ...run.memory import Retry
+from ...run.progress import Progress, Tally, part
 from ...run.store import Store
-from ..consequences import RECALLED, check_recall, consequences
+from ..consequences import RECALLED, check_recall, consequences, known_mean
 from ..jacobian import PRODUCTS, jacobian
-from ..leakage.compute import LAGS, PARTS, SOURCES, band_coordinates, check
+from ..leakage.compute import LAGS, band_coordinates, check
 from ..leakage.forms import resampling, splits
 from ..retrieval import retrieval
 from ..sinks import THRESHOLD, sinks
+from ..sinks.compute import FIRST_KEYS
+from ..sinks.sums import Sums
 
 PROFILE_PROMPTS = 4
 # When each is measured, as shares of a side's time.
@@ -73,28 +88,46 @@ STAGES = {
 }
 LEAST = {"profile_prompts": 0, "products": 2, "recall": 0}
 WITHOUT_LEAKAGE = ("without-0", "held-log-z")  # see the module's text
-RESIDUAL = "residual component of leakage, log form, mean over blocks and heads"
-AT = ("layer", "band")
-# What is measured on either side of a swap, by its variable's name.
-SIDES = {
-    "leakage_{}": Variable(("part", *AT), "leakage, log form, mean over heads", "nat^2"),
-    "source_{}": Variable(("source", *AT), "leakage, log form, Shapley value, mean over heads", "nat^2"),
-    "weight_{}": Variable(("source", *AT), "leakage, weight form, Shapley value, mean over heads"),
-    "residual_{}_of_model": Variable(("band",), RESIDUAL, "nat^2"),
-    "residual_steady_{}_of_model": Variable(("band",), f"{RESIDUAL}, the constant sink taken out", "nat^2"),
-    "sink_rate_{}": Variable(("layer",), f"share of (prompt, head) with alpha > {THRESHOLD:g} at position 0"),
-    "loss_{}": Variable(("position",), "next-token loss, mean over prompts", "nat"),
-    "sensitivity_{}": Variable(("position",), "||J_j||_F / sqrt(d), rms over prompts"),
+PLACE, TOKEN, LEAST_SINK = 0.5, 0.1, 0.05  # of the sink rate: kept, kept, before; ours
+ANCHORS = ("mean", "random")  # the replacements that tell a place from a token
+
+
+class Definition(NamedTuple):
+    """One of leakage's variables, the number of its entry, and what is made of blocks and heads."""
+
+    form: str
+    entry: int
+    over: Callable[..., np.ndarray] = np.mean
+
+
+V_X, LEFT_IN, TOTAL = "V(X)", "V(X), the constant sink left in", "total leakage"
+LEAKAGE = {
+    V_X: Definition("steady_stream", 0, np.median),
+    LEFT_IN: Definition("log_stream", 0, np.median),
+    "V(X), mean over heads": Definition("steady_stream", 0),
+    "V(X), mean over heads, the constant sink left in": Definition("log_stream", 0),
+    "Shapley value, the constant sink left in": Definition("log_source", 1),
+    "through logits alone, V(S)": Definition("log_form", 1),
+    "through denominators alone, V(D)": Definition("log_form", 3),
+    TOTAL: Definition("log_form", 0, np.median),
 }
-# What `probes.leakage` calls the first of these: by head, and the residual component, whose heads and blocks are averaged.
-FORMS = {"leakage_{}": "log_form", "source_{}": "log_source", "weight_{}": "weight_source"}
-COMPONENTS = {"residual_{}_of_model": "log_stream", "residual_steady_{}_of_model": "steady_stream"}
+SINK, WEIGHT, MOVED = "sink rate", "weight on position 0", "pattern over other keys"
+DEFINITIONS = (*LEAKAGE, SINK, WEIGHT, MOVED)
+WHAT = {
+    "before": "before the swap",
+    "after": "after the swap",
+    "removed": "before less after",
+    "share": "removed by the swap, as a share of what was there",
+}
 RECALL = {
     "log_p": Variable((), "recall, log probability of the value", "nat"),
     "exact": Variable((), "recall, share of exact answers"),
 }
-Side = dict[str, np.ndarray]  # of `SIDES` [resample, ...], of others than leakage one; losses, divergences, recall
+RATE = f"sink rate, share of heads with alpha > {THRESHOLD:g}"
+FROM_1 = "mean over positions from 1 on"
+Side = dict[str, np.ndarray]  # definitions of leakage [resample, band]; all else by prompt, list or profiled prompt
 Variables = dict[str, tuple[Any, ...]]
+Three = tuple[Any, Any, Any]  # an estimate, and the ends of its interval
 
 
 @takes_model
@@ -133,16 +166,16 @@ def bos_swap(
 
     Returns:
         Dataset; of several replacements all but `tokens` has the leading dimension `replacement`, and the model as it is
-        was measured once. With intervals `..._low` and `..._high` (unless `bootstrap` is 0):
-        `removed_of_model` [band], the fraction of the residual component that the swap removes, see the module's text, and
-        `removed_steady_of_model`, the same without the constant sink (see `probes.leakage`); what they are fractions of,
-        `residual_..._of_model` [band] and `residual_steady_..._of_model`; means over heads of `leakage_...`
-        [part, layer, band], the log form in squared nats, `source_...` [source, layer, band], its Shapley values, and
-        `weight_...` [source, layer, band], those of the weight form: each `before` and `after`, and `leakage_change`.
-        `loss_change [position]`, `loss_change_of_model` (mean over positions from 1 on), `kl_of_model` alike, nats; with
-        `recall` the mean over lists of `recall_log_p_...` and `recall_exact_...`, before, after and the change.
-        Without intervals: `sink_rate_before`, `sink_rate_after` [layer] of key 0; `loss_before`, `loss_after` [position],
-        NaN at the last, which predicts nothing; `sensitivity_before`, `sensitivity_after` [position], rms over prompts.
+        was measured once. With intervals `..._low` and `..._high`, see the module's text:
+        `component_before`, `component_after`, `component_removed`, `component_share` [definition, band]: leakage's residual
+        component by every definition, nat^2 in the log form; of the sink in the first band alone, over all queries.
+        `sink_rate_before`, `sink_rate_after` [layer] of key 0, and `sink_rate_..._of_model` [key], with its change;
+        `sink_rate_kept`, after / before of key 0. `loss_change [position]`, NaN at the last, which predicts nothing;
+        `loss_..._of_model` (mean over positions from 1 on), before, after and the change; `kl_of_model`, nats; with
+        `recall` `recall_log_p_...` and `recall_exact_...`, before, after and the change. `sensitivity_before`,
+        `sensitivity_after` [position], rms over prompts, and `profile_change`.
+        By prompt `sink_rate_..._by_prompt` [prompt, key], `loss_..._by_prompt`, `kl_by_prompt`; by list
+        `recall_..._by_list`. The attribute `anchoring` where both of `ANCHORS` are among the replacements.
         `tokens`; attributes say what made it, a single `replacement` among them.
 
     Raises:
@@ -163,6 +196,7 @@ def bos_swap(
     check_logits(model)
     views = {name: swap.on(model, tokens, seed=seed) for name, swap in swaps.items()}
     drawn = resampling(len(tokens), bootstrap, seed, documents)
+    unit = np.arange(len(tokens)) if documents is None else numbered(documents)
     pieces, share = pieces or Store(), 1 / (1 + len(swaps))
     before = _side(model, tokens, options, drawn, pieces.within("before"), part(progress, 0.0, share))
     results = []
@@ -170,24 +204,28 @@ def bos_swap(
         heard = part(progress, n * share, (n + 1) * share)
         unknown = before if swaps[name].what in WITHOUT_LEAKAGE else None
         after = _side(view, tokens, options, drawn, pieces.within(name), heard, model, unknown)
-        results.append(_compared(before, after) | _of_behaviour(before, after, drawn.double().numpy()))
+        if swaps[name].embeds:
+            after["moved"] = _moved(model, view, tokens, pieces.within(name).within("moved"))
+        results.append(_compared(before, after, unit))
     if progress is not None:
         progress(1.0, 1.0)
     alone = len(swaps) == 1
     chosen: Any = next(iter(swaps.values())).label if alone else list(swaps)
     made = provenance(model, tokens, measurement="bos_swap", replacement=chosen, **options)
-    return dataset(
+    ds = dataset(
         results[0] if alone else _along_replacements(results),
         tokens=tokens,
         coords={
             **({} if alone else {"replacement": chosen}),
-            "part": list(PARTS),
-            "source": list(SOURCES),
+            "definition": list(DEFINITIONS),
+            "key": range(min(FIRST_KEYS, tokens.shape[1])),
+            **({"list": range(recall)} if recall else {}),
             "layer": range(model.spec.blocks),
             **band_coordinates(options["bands"]),
         },
         attrs=made | ({"replacement": chosen} if alone else {}),
     )
+    return ds.assign_attrs({"anchoring": verdict} if (verdict := anchoring(ds)) else {})
 
 
 def _interventions(given: Any) -> dict[str, Intervention]:
@@ -220,24 +258,30 @@ def _side(
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
     if unknown is None:
         forms = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"], pieces=pieces)
-        found = {name: forms[form].mean(-2) for name, form in FORMS.items()}
-        found |= {name: forms[form][:, 0].mean((1, 2)) for name, form in COMPONENTS.items()}
+        found = {name: one.over(forms[one.form][:, one.entry], axis=(1, 2)) for name, one in LEAKAGE.items()}
     else:
-        found = {name: np.full_like(unknown[name], np.nan) for name in (*FORMS, *COMPONENTS)}
-    sink = sinks(model, tokens, keys=(0,), pieces=pieces, progress=heard["sinks"]).isel(key=0)
+        found = {name: np.full_like(unknown[name], np.nan) for name in LEAKAGE}
+    keys = range(min(FIRST_KEYS, tokens.shape[1]))
+    alpha = sinks(model, tokens, keys=keys, pieces=pieces, progress=heard["sinks"])["alpha"]
+    alpha = alpha.transpose("prompt", "layer", "head", "key").values
+    found |= {SINK: (alpha > THRESHOLD).mean(2), WEIGHT: alpha[..., 0].mean((1, 2))}  # [prompt, layer, key], [prompt]
     losses, divergences = consequences(model, tokens, original, heard["loss"], pieces=pieces)
-    found |= {"sink_rate_{}": sink.sink_rate.values[None], "loss_{}": _padded(losses.mean(0))[None], "losses": losses}
-    if divergences is not None:
-        found["kl"] = divergences
+    found |= {"losses": losses} | ({} if divergences is None else {"kl": divergences})
     if len(first := tokens[: options["profile_prompts"]]):
         sketch: Any = {"method": "sketch", "products": options["products"], "seed": options["seed"]}
         ds = jacobian(model, first, **sketch, pieces=pieces, progress=heard["sensitivity"])
-        found["sensitivity_{}"] = rms_profile(ds.sensitivity).mean[None]
+        found["sensitivity"] = ds["sensitivity"].transpose("prompt", "position").values
     if options["recall"]:
         lists = {"pairs": RECALLED, "contexts": options["recall"], "seed": options["seed"]}
         ds = retrieval(model, **lists, pieces=pieces, progress=heard["recall"])
-        found |= {name: ds[name].values for name in RECALL}
+        found |= {name: ds[name].mean("depth").values for name in RECALL}
     return found
+
+
+def _moved(model: View, other: View, tokens: Tensor, pieces: Store) -> Float[np.ndarray, " prompt"]:
+    """How far patterns over the keys from 1 on move by another embedding at position 0, mean over heads."""
+    retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{model.identity.name}'")
+    return Sums(model, tokens, (0,), Tally(None)).measured([model, other], retry, pieces)["reacts"].mean((1, 2))
 
 
 # ----------------------------------------------------------------------------------------------------- what is reported
@@ -251,67 +295,150 @@ def _along_replacements(results: Sequence[Variables]) -> Variables:
     }
 
 
-def _compared(before: Side, after: Side) -> Variables:
-    """What is measured on either side, and the fractions of V(X) that are removed."""
-    found: Variables = {}
-    for name, variable in SIDES.items():
-        for when, side in (("before", before), ("after", after)):
-            if name in side:
-                words = f"{variable.long_name}, {when} the swap"
-                found |= with_ends(name.format(when), variable._replace(long_name=words), side[name])
-    change = SIDES["leakage_{}"]._replace(long_name="change of leakage, log form, mean over heads, by the swap")
-    found |= with_ends("leakage_change", change, after["leakage_{}"] - before["leakage_{}"])
-    for name in COMPONENTS:
-        variable = Variable(("band",), f"fraction of the {SIDES[name].long_name}, that the swap removes")
-        ends = removed(before[name], after[name])
-        name = name.replace("residual", "removed").replace("_{}", "")
-        resampled = len(before["leakage_{}"]) > 1
-        found |= with_low_high(name, variable, ends) if resampled else {name: variable.of(ends[0])}
-    return found
-
-
-def removed(
-    before: Float[np.ndarray, "resample ..."], after: Float[np.ndarray, "resample ..."]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`1 - after / before`: of the first, and low and high end over the other resamples; see the module's text.
-
-    A resample with nothing to remove counts as unknown: below the low end and above the high one.
-    """
-    known = (before == after) | (before > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fraction = np.where(before == after, 0.0, 1 - after / before)
-    estimate = np.where(known, fraction, np.nan)[0]
-
-    def end(percent: float, outside: float, method: Any) -> np.ndarray:
-        resamples = np.where(known, fraction, outside)[1:]
-        at = np.percentile(resamples, percent, axis=0, method=method) if len(resamples) else np.nan
-        return np.where(np.isnan(estimate), np.nan, at)
-
-    return estimate, end(INTERVAL[0], -np.inf, "lower"), end(INTERVAL[1], np.inf, "higher")
-
-
-def _of_behaviour(before: Side, after: Side, weights: Float[np.ndarray, "resample prompt"]) -> Variables:
-    """Changes of the next-token loss, divergence, recall; `weights` say how often a resample has each prompt."""
-    whole = weights / weights.sum(1, keepdims=True)  # in a mean over both halves
-    change = whole @ (after["losses"] - before["losses"])  # [resample, predicted]
-    words, of_kl = (
-        "change of the next-token loss by the swap",
-        "KL divergence of the next token from the model as it is",
+def _compared(before: Side, after: Side, unit: Int[np.ndarray, " prompt"]) -> Variables:
+    """All that is reported of a replacement."""
+    one, other = before[SINK], after[SINK]
+    found = _components(before, after, unit) | _both(
+        "sink_rate", Variable(("layer",), RATE), one[..., 0], other[..., 0], unit
     )
-    found = with_ends("loss_change", Variable(("position",), words, "nat"), _padded(change))
-    for name, by_position, of in (("loss_change", change, words), ("kl", whole @ after["kl"], of_kl)):
-        known = ~np.isnan(by_position[0, 1:])
-        mean = by_position[:, 1:][:, known if known.any() else slice(None)].mean(1)
-        found |= with_ends(f"{name}_of_model", Variable((), f"{of}, mean over positions from 1 on", "nat"), mean)
-    for name, variable in ((name, variable) for name, variable in RECALL.items() if name in before):
-        first, second = before[name], after[name]
-        for when, values in (("before", first), ("after", second), ("change", second - first)):
-            ends = jackknife(np.mean, values, np.arange(len(values)) // 2)  # over couples of lists
-            words = f"{variable.long_name}, {when}{' by' if when == 'change' else ''} the swap"
-            found |= with_low_high(f"recall_{name}_{when}", variable._replace(long_name=words), ends)
+    of_model = Variable(("key",), f"{RATE}, mean over blocks")
+    found |= _both("sink_rate", of_model, one.mean(1), other.mean(1), unit, "_of_model", "_by_prompt")
+    ratio = Variable((), "sink rate of key 0 after the swap / before")
+    found |= with_low_high("sink_rate_kept", ratio, kept(one[..., 0].mean(1), other[..., 0].mean(1), unit))
+    one, other = before["losses"], after["losses"]
+    change = jackknife(_mean, other - one, unit)
+    found |= with_low_high(
+        "loss_change", Variable(("position",), "change of the next-token loss by the swap", "nat"), map(_padded, change)
+    )
+    of_model, one, other, kl = (
+        Variable((), f"next-token loss, {FROM_1}", "nat"),
+        *map(_from_1, (one, other, after["kl"])),
+    )
+    found |= _both("loss", of_model, one, other, unit, "_of_model", "_by_prompt")
+    words = Variable((), f"KL divergence of the next token from the model as it is, {FROM_1}", "nat")
+    found |= with_low_high("kl_of_model", words, jackknife(_mean, kl, unit))
+    found["kl_by_prompt"] = words._replace(dims=("prompt",)).of(kl)
+    for name in (name for name in RECALL if name in before):
+        of_lists, couple = (before[name], after[name]), np.arange(len(before[name])) // 2
+        found |= _both(f"recall_{name}", RECALL[name], *of_lists, couple, "", "_by_list")
+    if "sensitivity" in before:
+        found |= _of_profiles(before["sensitivity"], after["sensitivity"], unit)
     return found
 
 
-def _padded(values: Float[np.ndarray, "... predicted"]) -> Float[np.ndarray, "... position"]:
+def _both(
+    name: str, variable: Variable, one: np.ndarray, other: np.ndarray, unit: np.ndarray, of: str = "", by: str = ""
+) -> Variables:
+    """Means over prompts or lists [sample, ...] before and after, of their change too, and by sample where it has a name."""
+    found: Variables = {}
+    for when, values in {"before": one, "after": other, "change": other - one}.items():
+        words = variable._replace(long_name=f"{variable.long_name}, {when}{' by' if when == 'change' else ''} the swap")
+        found |= with_low_high(f"{name}_{when}{of}", words, jackknife(_mean, values, unit))
+        if by and when != "change":
+            dims = (by.rpartition("_")[2], *variable.dims)
+            found[f"{name}_{when}{by}"] = words._replace(dims=dims).of(values)
+    return found
+
+
+def _of_profiles(one: np.ndarray, other: np.ndarray, unit: np.ndarray) -> Variables:
+    """Profiles [prompt, position], root mean squares over prompts, and how far they are apart."""
+    unit, sides = unit[: len(one)], np.stack([one, other], 1)
+    curve = Variable(("position",), "||J_j||_F / sqrt(d), rms over prompts")
+    found: Variables = {}
+    for when, ends_of in zip(
+        ("before", "after"), np.moveaxis(np.stack(jackknife(_rms, sides, unit)), 1, 0), strict=True
+    ):
+        found |= with_low_high(f"sensitivity_{when}", curve, ends_of)
+    change = jackknife(lambda some: relative_error(_rms(some)[1, 1:], _rms(some)[0, 1:]), sides, unit)
+    words = Variable((), "|after / before - 1| of the profile, mean over positions from 1 on")
+    return found | with_low_high("profile_change", words, change)
+
+
+def _components(before: Side, after: Side, unit: np.ndarray) -> Variables:
+    """What is there before and after by every definition, what is removed, and its share."""
+    rows = []
+    for name in LEAKAGE:
+        one, other = before[name], after[name]
+        rows.append([*map(resampled, (one, other, one - other)), share(one, other)])
+    unknown = np.full_like(rows[0][0], np.nan)  # [estimate, band]
+
+    def early(three: Three) -> np.ndarray:
+        return np.where(np.arange(unknown.shape[1]) == 0, np.stack(three)[:, None], unknown)
+
+    for name in (SINK, WEIGHT):
+        one, other = (side[name] if side[name].ndim == 1 else side[name][..., 0].mean(1) for side in (before, after))
+        there = jackknife(_mean, one, unit)
+        value, low, high = kept(one, other, unit)
+        lost = (1 - value, 1 - high, 1 - low) if there[1] > 0 else (np.nan,) * 3
+        rows.append([*map(early, (there, *(jackknife(_mean, x, unit) for x in (other, one - other)), lost))])
+    moved = early(jackknife(_mean, after["moved"], unit)) if "moved" in after else unknown
+    rows.append([unknown, unknown, unknown, moved])
+    stacked = np.moveaxis(np.array(rows), (1, 2), (0, 1))  # [what, estimate, definition, band]
+    found: Variables = {}
+    for (what, words), three in zip(WHAT.items(), stacked, strict=True):
+        variable = Variable(("definition", "band"), f"residual component of leakage by definition, {words}")
+        found |= with_low_high(f"component_{what}", variable, three)
+    return found
+
+
+def resampled(resamples: Float[np.ndarray, "resample band"]) -> Float[np.ndarray, "estimate band"]:
+    """The estimate, and the ends of its interval."""
+    return np.stack([resamples[0], *ends(resamples)])
+
+
+def share(
+    before: Float[np.ndarray, "resample band"], after: Float[np.ndarray, "resample band"]
+) -> Float[np.ndarray, "estimate band"]:
+    """`1 - after / before` with its interval; NaN where the interval of `before` does not lie above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        removed = resampled(np.where(before > 0, 1 - after / before, np.nan))
+    return np.where(resampled(before)[1] > 0, removed, np.nan)
+
+
+def kept(one: Float[np.ndarray, " prompt"], other: Float[np.ndarray, " prompt"], unit: np.ndarray) -> Three:
+    """The mean after over the mean before, with its interval; NaN where nothing was there."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return jackknife(lambda some: np.divide(*some.mean(0)), np.stack([other, one], 1), unit)
+
+
+# ----------------------------------------------------------------------------------------------------------- anchoring
+
+
+def anchoring(ds: xr.Dataset) -> str:
+    """Whether a model's sink is anchored to a place or a token; "" where that was not measured."""
+    if "sink_rate_kept" not in ds or not {*ANCHORS} <= {*map(str, np.atleast_1d(ds.get("replacement", "")))}:
+        return ""
+    before = estimate(ds.isel(replacement=0), "sink_rate_before_of_model", key=0)
+    return anchored(before, [estimate(ds, "sink_rate_kept", replacement=name) for name in ANCHORS])
+
+
+def anchored(before: tuple[float, float, float], shares: Sequence[tuple[float, float, float]]) -> str:
+    """In words, from the sink rate before and what is kept of it under every replacement, each with its interval."""
+    if np.isnan(before[1]):
+        return "undecided: it takes two documents"
+    if before[1] <= LEAST_SINK:
+        return "no sink to anchor"
+    if all(low > PLACE for _, low, _ in shares):
+        return "place-anchored"
+    return "token-anchored" if all(high < TOKEN for _, _, high in shares) else "mixed"
+
+
+# --------------------------------------------------------------------------------------------------------------- means
+
+
+def _mean(values: np.ndarray) -> Any:
+    return values.mean(0)
+
+
+def _rms(values: np.ndarray) -> Any:
+    return np.sqrt(np.mean(values**2, 0))
+
+
+def _from_1(values: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
+    """Means over the positions from 1 on that are known."""
+    return known_mean(values[:, 1:])
+
+
+def _padded(values: Float[np.ndarray, " predicted"]) -> Float[np.ndarray, " position"]:
     """NaN at the last position, which predicts nothing."""
-    return np.concatenate([values, np.full((*values.shape[:-1], 1), np.nan)], -1)
+    return np.append(values, np.nan)
