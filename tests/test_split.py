@@ -100,6 +100,7 @@ def facts(view: View) -> dict[str, Any]:
         "logits": view.unembed(view.norm(trace.residual[-1])).detach(),
         "parts": tuple(map(view.parts, layers)),
         "output": tuple(map(view.output_weights, layers)),
+        "norms": tuple(map(view.output_norm, layers)),
         "identity": view.identity,
     }
 

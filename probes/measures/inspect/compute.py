@@ -78,7 +78,8 @@ class Readout:
         self.spec, self.tokenizer, self.first_ids, self.bos = model.spec, model.tokenizer, model.first_ids, model.bos
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.embed, self.trace, self.residual = model.embed, model.trace, model.residual
-        self.watching, self.output_weights = model.watching, model.output_weights
+        self.watching = model.watching
+        self.output_weights, self.output_norm = model.output_weights, model.output_norm
         self.norm, self.parts, self.reinitialized = model.norm, model.parts, model.reinitialized
 
     @property

@@ -318,9 +318,12 @@ def _gram(weights: Float[Tensor, "head c d"], behind: tuple[Norm, Tensor] | None
 
 
 def _squares(
-    x: Float[Tensor, "prompt head query c"], gram: Float[Tensor, "head c c"], behind: Behind | None
-) -> Float[Tensor, "prompt head query"]:
-    """`|x W_O|^2`, behind the norm if there is one; rounding may leave a tiny negative number, which is 0."""
+    x: Float[Tensor, "prompt head _ c"], gram: Float[Tensor, "head c c"], behind: Behind | None
+) -> Float[Tensor, "prompt head _"]:
+    """`|x W_O|^2`, of every query or of one for all, behind the norm if there is one.
+
+    Rounding may leave a tiny negative number, which is 0.
+    """
     x = x.to(gram.dtype)
     squares = total((x @ gram).mul_(x), -1)
     if behind is not None:
