@@ -16,6 +16,7 @@ from probes.claims.gu import TABLE
 from probes.claims.ruscio import NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
 from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
+from probes.measures.leakage import ALL, PARTIES, QUANTILES
 from probes.results.dataset import load
 from probes.results.folder import Collected
 from probes.theory.cesaro import cesaro_bins
@@ -137,8 +138,23 @@ def of_profiles() -> Cases:
 # -------------------------------------------------------------------------------------------- leakage, swaps, trajectory
 
 
+def leak() -> xr.Dataset:
+    """The committed result, with medians over heads and a matrix of the parties whose mean sums to its total."""
+    ds = committed("leakage")
+    total = ds["log_form_of_model"].sel(part="total", drop=True)
+    names = [*PARTIES, ALL]
+    weights = xr.DataArray(np.ones((4, 4)), {"party": names, "other": names}, ("party", "other"))
+    new = {
+        "log_form_of_heads": along([1, 1, 1], "quantile") * total,
+        "null_shuffled": along([0, 0, 0], "quantile") * total,
+    }
+    new |= dict.fromkeys(("parties_of_model", "parties_of_heads"), weights * total / 9)
+    ends = {f"{name}_{end}": values for name, values in new.items() for end in ("low", "high")}
+    return put(ds.drop_vars("null_shuffled").assign(new | ends).assign_coords(quantile=list(QUANTILES)), **new)
+
+
 def leaking(**values: Any) -> Collected:
-    return given(leakage={"x": committed("leakage"), "y": put("leakage", **values)})
+    return given(leakage={"x": leak(), "y": put(leak(), **values)})
 
 
 def thrice(model: str, ds: xr.Dataset, *scaled: str) -> dict[str, xr.Dataset]:
@@ -195,14 +211,14 @@ def intervened(replacement: str = "", kl: float = 1.0, loss: float = 1.0) -> Col
 
 def of_ruscio() -> Cases:
     for name, changes in (
-        ("absolute-position-leaks", {"log_form_of_model": -0.01}),
+        ("absolute-position-leaks", {"log_form_of_heads": -0.01}),
         ("mask-is-a-source", {"log_form_of_model": -0.01}),
         ("residual-stream-is-a-source", {"steady_stream_of_model": 0.0}),
         ("residual-stream-with-constant-sink", {"log_stream_of_model": 0.0}),
         ("isolation-design", {"log_neither": 1e-3}),
     ):
         yield f"ruscio-{name}", leaking(), leaking(**changes)
-    sources = [put("leakage", steady_source_of_model=along(x, "source")) for x in ([3, 1, 0], [1, 3, 0])]
+    sources = [put(leak(), parties_of_heads=along(x, "party")) for x in ([3, 0, 1, 4], [1, 0, 3, 4])]
     yield "ruscio-isolation-mask-dominates", given(leakage=sources[0]), given(leakage=sources[1])
     null = [put("leakage", log_stream_by_block=x, log_sink_by_block=0.0) for x in (0.0, 0.05)]
     yield "ruscio-isolation-null", given(leakage=null[0]), given(leakage=null[1])

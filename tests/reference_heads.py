@@ -119,21 +119,17 @@ def _leakage_of_half(logits: Tensor, queries: Tensor, lags: Sequence[int]) -> di
     z, m = log_sums(logits, logits), log_sums(toeplitz, toeplitz)
     mean_z, mean_m = z.mean(0), m.mean(0)
     mean_k, mean_c = log_sums(logits, toeplitz).mean(0), log_sums(constant, toeplitz).mean(0)
-    mask, rows = mean_m - mean_m.mean(), []
+    rows = []
     for one in lags:
-        s = mean[queries, queries - one]
-        own, plain_one = logits[:, queries, queries - one] - z, toeplitz[:, queries, queries - one] - m
+        s, own = mean[queries, queries - one], logits[:, queries, queries - one] - z
         values = {"S": s, "M": mean_m, "D": mean_z - mean_m, "l": s - mean_z, "X+": s - mean_z + mean_m}
-        values |= {"K": mean_k - mean_m, "X": s - mean_z + mean_c, "M+": mean_c}
-        values |= {"C": mean_c - mean_m, "V": mean_k - mean_c}
-        logs = {"both": own, "w_mask": plain_one, "w_residual": own + mean_z - mean_z.mean()}
-        logs |= {"neither": plain_one + mask}
-        rows.append(values | {name: x.exp().mean(0) for name, x in logs.items()})
+        values |= {"K": mean_k - mean_m, "X": s - mean_z + mean_c, "-M": -mean_m, "-C": mean_m - mean_c}
+        rows.append(values | {"own": own.mean(0), "square": own.square().mean(0)})
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[str, list[float]]:
-    """First entries of the variables of both forms for one head, by name, from its logits [prompt, query, key].
+    """All variables of one head, by name, from its logits [prompt, query, key].
 
     Hidden logits are minus infinity. Every Toeplitz average and log-sum-exp is of whole matrices; the two halves of the
     prompts are taken apart first.
@@ -141,26 +137,24 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
     queries, middle = torch.arange(first, last + 1), len(logits) // 2
     halves = [_leakage_of_half(half.double(), queries, lags) for half in (logits[:middle], logits[middle:])]
 
-    def covariance(x: str, y: str) -> float:
-        """Over queries, of one half with the other, mean over lags."""
+    def by_lag(x: str, y: str) -> Tensor:
+        """Covariances over queries, of one half with the other [lag]."""
         one, other = ([half[name] - half[name].mean(-1, keepdim=True) for half in halves] for name in (x, y))
-        return float((one[0] * other[1] + one[1] * other[0]).mean() / 2)
+        return (one[0] * other[1] + one[1] * other[0]).mean(-1) / 2
 
-    shared, shared_whole = covariance("X", "M+"), covariance("X+", "M")
-    both, only_mask, only_residual, neither = (covariance(x, x) for x in ("both", "w_mask", "w_residual", "neither"))
-    names = ("l", "S", "M", "D", "K", "X", "M+", "X+")
-    total, s, m, d, k, x, of_mask, whole = (covariance(name, name) for name in names)
+    def covariance(x: str, y: str) -> float:
+        return float(by_lag(x, y).mean())
+
+    own, square = ((halves[0][name].mean(-1) + halves[1][name].mean(-1)) / 2 for name in ("own", "square"))
+    total, s, m, d, k, x, whole = (covariance(name, name) for name in ("l", "S", "M", "D", "K", "X", "X+"))
     uncorrected = float(((halves[0]["l"] + halves[1]["l"]) / 2).var(-1, correction=0).mean())
     return {
         "log_form": [total, s, m, d, 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D"))],
-        "log_source": [m - shared_whole, whole - shared_whole],
+        "parties": [covariance(one, other) for one, other in itertools.product(("-M", "-C", "X"), repeat=2)],
+        "position_share": [float((by_lag("l", "l") / (square - own.square())).mean())],
+        "log_source": [m - covariance("X+", "M"), whole - covariance("X+", "M")],
         "log_stream": [whole],
-        "steady_source": [of_mask - shared, x - shared],
         "steady_stream": [x],
         "log_noise": [uncorrected - total],
         "log_sink": [k],
-        "sink_constant": [covariance("C", "C")],
-        "sink_varying": [covariance("V", "V")],
-        "weight_form": [both, only_mask, only_residual, neither],
-        "weight_source": [(both - neither + by) / 2 for by in (only_mask - only_residual, only_residual - only_mask)],
     }

@@ -81,9 +81,6 @@ def test_what_is_not_known_does_not_count_and_keeps_the_command_that_will_tell()
     command = "headwater bos-swap gemma3-270m "
     check("ruscio-bos-removes-40", given(bos_swap=unknown), "not measured", measured="x: V(X): ?", command=command)
     check("ruscio-protocol-replacement", given(bos_swap=one), "not measured")
-    ds = put("leakage", weight_source_by_block=along([1e9, -1e9, 0], "source"))
-    said = "x: both off 1e-17 nat²; weights without the mask overflow"
-    check("ruscio-isolation-design", given(leakage=ds), "not measured", measured=said)
 
 
 def test_windows_zeros_gaps_and_short_curves_give_no_numbers():
@@ -232,10 +229,9 @@ def test_real_results_are_judged(reported, monkeypatch):
     monkeypatch.setattr("probes.claims.evidence.LARGE", 1)  # a few thousand parameters count as a language model
     rows = {row.id: row for row in claims(reported)}
     known = [name for name, row in rows.items() if row.verdict != "not measured"]
-    assert Counter(name.split("-")[0] for name in known) == {"chowdhury": 14, "ruscio": 14, "gu": 6, "wu": 3}, known
+    assert Counter(name.split("-")[0] for name in known) == {"chowdhury": 14, "ruscio": 16, "gu": 6, "wu": 3}, known
     assert all("nan" not in row.measured + row.tiny for row in rows.values())
     assert rows["ruscio-position-0-closed"].verdict == "holds"
-    # Logits of these untrained models are hundreds:
-    assert "weights without the mask overflow" in rows["ruscio-isolation-design"].measured
+    assert rows["ruscio-isolation-design"].verdict == "holds"
     assert rows["ruscio-fingerprint-constant"].model == "ape"
     assert rows["gu-no-meaning-needed"].model == pages.ROGUE

@@ -197,15 +197,15 @@ def test_a_result_beside_itself_differs_in_nothing(measured):
 
 def test_leakage_is_compared_by_its_own_intervals(measured):
     ds = measured["leakage"]
-    ends = [f"log_form_of_model{end}" for end in ("", "_low", "_high")]
+    ends = [f"log_form_of_heads{end}" for end in ("", "_low", "_high")]
     total = abs(ds[ends[0]]) + 0.01
     known = {name: total * factor for name, factor in zip(ends, (1, 0.8, 1.5), strict=True)}
     one, other = ds.assign(known), ds.assign({name: 3 * values for name, values in known.items()})
-    row = compare_results(one, other).row("total (nat²)")
+    row = compare_results(one, other).row("leakage V(l), median head (nat²)")
     assert (row.how, row.ratio) == ("own", True)
     reach = math.hypot(math.log(0.8), math.log(1.5))
     np.testing.assert_allclose(np.log(row.change[:3]), math.log(3) + reach * np.array([0, -1, 1]), rtol=1e-5)
-    change = compare_results(one.assign(log_form_of_model_low=-total), other).row("total (nat²)")
+    change = compare_results(one.assign(log_form_of_heads_low=-total), other).row("leakage V(l), median head (nat²)")
     assert (change.ratio, change.change.value) == (False, change.b - change.a)  # it may be zero: no logarithm
 
 

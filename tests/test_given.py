@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
     "jacobian": lambda model: probes.jacobian(model, TOKENS, method="scalar").sensitivity,
     "sinks": lambda model: probes.sinks(model, TOKENS).alpha,
     "trajectory": lambda model: probes.trajectory(model, TOKENS, starts=4).norm_first,
-    "leakage": lambda model: probes.leakage(model, TOKENS, **SPLIT).log_source,
+    "leakage": lambda model: probes.leakage(model, TOKENS, **SPLIT).log_form,
     "swapped": lambda model: probes.swapped(model, "zero").embed(TOKENS),
     "inspect": lambda model: probes.inspect(model, TOKENS[0], of="top", baseline="none").sensitivity,
     "second moment": lambda model: probes.theory.second_moment(model, TOKENS).sensitivity,

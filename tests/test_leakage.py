@@ -17,7 +17,7 @@ from sim import ONE, Launched, Simulated
 import probes
 from probes.headlines import numbers
 from probes.measures.attention import part_of
-from probes.measures.leakage import BOUND, MEASURE, leakage, overflow, resolved
+from probes.measures.leakage import ALL, MEASURE, PARTIES, QUANTILES, leakage
 from probes.measures.leakage import forms as FORMS
 from probes.measures.leakage import samples as SAMPLES
 from probes.measures.leakage.compute import usual_bands
@@ -48,7 +48,7 @@ def halves(attention: Attention) -> list[Attention]:
 
 
 def split(attention: Attention, *bands: tuple[int, int]) -> dict[str, torch.Tensor]:
-    """Both forms, without resampling: [entry, head, band]."""
+    """Without resampling: [entry, head, band]."""
     drawn = resampling(len(attention.query), 0, 0)
     return {name: x[0] for name, x in split_of(halves(attention), bands or (BAND,), torch.tensor(LAGS), drawn).items()}
 
@@ -68,20 +68,31 @@ def test_split_is_the_definition_entry_by_entry(window, at_once, monkeypatch):
             assert found[name][: len(known), head, n].tolist() == pytest.approx(known, rel=1e-9, abs=1e-12), name
 
 
-def test_parts_and_sources_add_up_exactly():
+def test_parties_add_up_exactly_and_heads_are_told_by_quantiles():
     tokens, config = text(16, 40), families.FAMILIES["llama"]()
-    config.initializer_range = 0.1  # cells of wild logits are millions, and rounding hides their differences
-    ds = leakage(load(families.build(config)), tokens, bootstrap=20)
+    config.initializer_range = 0.1
+    ds = leakage(load(families.build(config)), tokens, bootstrap=20, fresh=4)
     assert list(ds.band.values) == ["9-31", "32-39"]
-    np.testing.assert_allclose(ds.log_source.sum("source"), ds.log_form.sel(part="total"), rtol=1e-5, atol=1e-9)
-    cells = ds.weight_form
-    rounding = 4e-15 * float(abs(cells).max())  # Shapley values are differences of cells
-    np.testing.assert_allclose(ds.weight_source.sum("source"), cells.sel(cell="both"), rtol=0, atol=rounding)
-    np.testing.assert_allclose(ds.weight_share_of_model.sum("source").dropna("band"), 1, rtol=1e-9)
+    total, nine = ds.log_form.sel(part="total"), ds.parties.sel(party=list(PARTIES), other=list(PARTIES))
+    for whole in (nine.sum(("party", "other")), ds.parties.sel(party=ALL, other=ALL)):
+        np.testing.assert_allclose(whole, total, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(nine.sum("other"), ds.parties.sel(other=ALL, party=list(PARTIES)), rtol=1e-9)
     np.testing.assert_allclose(ds.log_form_of_model, ds.log_form.mean(("layer", "head")), rtol=1e-12)
+    for name, values in {
+        "log_form": total,
+        "position_share": ds.position_share,
+        "steady_stream": ds.steady_stream,
+    }.items():
+        expected = values.quantile(list(QUANTILES.values()), ("layer", "head"))
+        np.testing.assert_allclose(ds[f"{name}_of_heads"], expected, rtol=1e-12)
+    np.testing.assert_allclose(ds.parties_of_heads, ds.parties.median(("layer", "head")), rtol=1e-12)
+    null = ds.null_uniform.sel(quantile="median")
+    np.testing.assert_allclose(ds.below_null_of_model, (total < null).mean(("layer", "head")))
+    np.testing.assert_allclose(ds.surely_below_null_of_model, (ds.log_form_high[0] < null).mean(("layer", "head")))
+    assert {"null_fresh_low", "null_share_fresh", "null_share_shuffled", "below_null_of_model_high"} <= {*ds.data_vars}
     assert float(((ds.log_form_low <= ds.log_form) & (ds.log_form <= ds.log_form_high)).mean()) > 0.8
     # In bfloat16 streams are rounded to 3 digits in every block: a few per cent of the largest part.
-    rounded = leakage(load(families.build(config), dtype="bfloat16"), tokens, bootstrap=0)
+    rounded = leakage(load(families.build(config), dtype="bfloat16"), tokens, bootstrap=0, fresh=0)
     assert "log_form_low" not in rounded
     assert abs(rounded.log_form_of_model - ds.log_form_of_model).max() < 0.1 * abs(ds.log_form_of_model).max()
 
@@ -95,12 +106,14 @@ def test_nulls_stand_beside_the_total():
         for block in model.model.layers:
             block.self_attn.q_proj.weight.zero_()
     ds = leakage(load(model), text(6, 24), bands=[BAND], lags=LAGS, bootstrap=0)
-    np.testing.assert_allclose(ds.null_uniform, ds.log_form_of_model.sel(part="total"), rtol=1e-5)
+    for name in ("null_uniform", "log_form_of_heads"):  # alike in all heads
+        np.testing.assert_allclose(ds[name], ds.log_form_of_model.sel(part="total").item(), rtol=1e-5)
     assert ((ds.null_shuffled > 0) & (ds.null_shuffled < 0.8 * ds.null_uniform)).all()  # labels carry all there is
+    np.testing.assert_allclose(ds.position_share, 1, rtol=1e-5)
+    np.testing.assert_allclose(ds.null_share_shuffled, ds.null_shuffled / ds.null_uniform, rtol=1e-5)
     logs = np.log(np.arange(BAND[0], BAND[1] + 1) + 1)  # the mask is all there is
-    np.testing.assert_allclose(ds.log_source.sel(source="mask"), np.var(logs), rtol=1e-5)
-    np.testing.assert_allclose(ds.log_source.sel(source="residual"), 0, atol=1e-6)
-    np.testing.assert_allclose(ds.weight_share_of_model.isel(band=0), [1, 0, 0], atol=1e-5)
+    np.testing.assert_allclose(ds.parties.sel(party="keys", other=["keys", ALL]), np.var(logs), rtol=1e-5)
+    np.testing.assert_allclose(ds.parties.sel(party=["constant sink", "stream"]), 0, atol=1e-6)
 
 
 def test_the_null_of_fresh_weights_is_their_total_on_the_first_prompts_of_each_half():
@@ -111,7 +124,8 @@ def test_the_null_of_fresh_weights_is_their_total_on_the_first_prompts_of_each_h
     assert (seen, seen[-1], len(seen)) == (sorted(seen), 1, 2 * families.BLOCKS)
     alone = leakage(model.reinitialized(3), tokens[[0, 1, 2, 5, 6, 7]], fresh=0, **given)
     for end in ("", "_low", "_high"):
-        assert ds[f"null_fresh{end}"].item() == alone[f"log_form_of_model{end}"].sel(part="total").item()
+        for null, form in (("null", "log_form"), ("null_share", "position_share")):
+            np.testing.assert_array_equal(ds[f"{null}_fresh{end}"], alone[f"{form}_of_heads{end}"])
 
 
 def test_documents_are_resampled_together():
@@ -131,13 +145,25 @@ def test_toeplitz_logits_leak_by_the_mask_alone():
     total, _, mask, _, _ = found["log_form"][:, 0, 0].tolist()
     assert mask == pytest.approx(total, rel=1e-9)
     assert total > 1e-3
-    assert found["log_source"][:, 0, 0].tolist() == pytest.approx([total, 0, 0], abs=1e-12)
-    both = float(found["weight_form"][0, 0, 0])
-    assert found["weight_source"][:, 0, 0].tolist() == pytest.approx([both, 0, 0], abs=1e-12)
-    # A window leaks nothing once it is full.
-    found = split(made_of(logits.expand(4, 1, -1, -1), window=5), (5, 19))
+    assert found["parties"][:, 0, 0].tolist() == pytest.approx([total, *[0] * 8], abs=1e-12)
+    assert found["position_share"].item() == pytest.approx(1, rel=1e-9)  # all prompts follow one trend
+    # A window leaks nothing once it is full, whatever prompts do.
+    found = split(made_of(logits * torch.rand(4, 1, 1, 1).double(), window=5), (5, 19))
     assert found["log_form"].abs().max() < 1e-12
-    assert found["weight_source"].abs().max() < 1e-12
+    assert found["position_share"].abs().max() < 1e-9
+
+
+def test_what_position_explains_beside_what_prompts_do_is_a_share():
+    """A sink that takes all attention makes log-weights what its logit is not: a trend of variance 4, and +-3 by prompt."""
+    logits, trend = torch.zeros(4, 1, 20, 20, dtype=torch.float64), torch.randn(20).double()
+    trend = 2 * (trend - trend[5:16].mean()) / trend[5:16].std(correction=0)
+    logits[..., 0] = 60 + trend + 3 * torch.tensor([1.0, -1.0, 1.0, -1.0])[:, None, None]
+    found = split(made_of(logits))
+    assert found["log_form"][0].item() == pytest.approx(4, rel=1e-9)
+    assert found["position_share"].item() == pytest.approx(4 / (4 + 9), rel=1e-9)
+    doubled = split(made_of(2 * logits))
+    assert doubled["log_form"][0].item() == pytest.approx(16, rel=1e-9)
+    assert doubled["position_share"].item() == pytest.approx(4 / 13, rel=1e-9)
 
 
 def test_a_sink_whose_logit_grows_is_residual_by_its_growth_alone():
@@ -146,13 +172,14 @@ def test_a_sink_whose_logit_grows_is_residual_by_its_growth_alone():
     found = split(made_of(logits), (9, 31))
     i, own = i[9:], logits[0, 0, 9:, 0]
     plain, steady, whole = (i + 1).log(), (i + own.mean().exp()).log(), (i + own.exp()).log()
-    shared = float(((steady - steady.mean()) * (whole - steady)).mean())  # of the constant's part and of what varies
     mask, added, varying = (float(x.var(correction=0)) for x in (plain, whole - plain, whole - steady))
-    names = ("log_sink", "sink_varying", "steady_stream")
-    assert [found[name][0, 0, 0].item() for name in names] == pytest.approx([added, varying, varying], rel=1e-9)
+    assert [found[name][0, 0, 0].item() for name in ("log_sink", "steady_stream")] == pytest.approx(
+        [added, varying], rel=1e-9
+    )
     assert found["log_form"][2:4, 0, 0].tolist() == pytest.approx([mask, added], rel=1e-9)
-    constant = float(steady.var(correction=0))
-    assert found["steady_source"][:2, 0, 0].tolist() == pytest.approx([constant + shared, varying + shared], rel=1e-9)
+    moves = torch.stack([-plain, plain - steady, steady - whole])  # of keys, constant sink and stream, which sum to l
+    assert found["parties"][:, 0, 0].tolist() == pytest.approx(moves.cov(correction=0).flatten().tolist(), rel=1e-9)
+    assert found["parties"].sum().item() == pytest.approx(float(whole.var(correction=0)), rel=1e-9)
 
 
 # --------------------------------------------------------------------------------------------------------- null tests
@@ -176,7 +203,7 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     assert (abs(block.log_form_by_block.sel(part="logits")) < noise).all()
     if first == "none":  # behind BOS, position 0 is no token like the others, in block 0 as anywhere
         assert (abs(block.log_form_by_block.sel(part="denominator")) < noise).all()
-        assert (abs(block.log_source_by_block.sel(source="residual")) < 2 * noise).all()
+        assert (abs(block.parties_by_block.sel(party="stream", other=ALL)) < 2 * noise).all()
     deeper = ds.log_form.sel(part="denominator").isel(layer=slice(1, None)).max()
     assert float(deeper) > 3 * float(noise.max())  # so that the limits above mean something
     assert abs(ds.log_neither).max() < 1e-10
@@ -225,8 +252,7 @@ def test_what_does_not_fit_is_taken_in_parts(monkeypatch):
         found = leakage(load(families.model("llama"), device=str(ONE), dtype="float64"), tokens, **given)
     assert max(heads) == families.HEADS > min(heads)
     for name, values in whole.items():
-        if not str(name).startswith("weight"):  # exp of wild logits
-            np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-9 * float(abs(values).max()) + 1e-12)
+        np.testing.assert_allclose(found[name], values, rtol=0, atol=1e-9 * float(abs(values).max()) + 1e-12)
 
 
 @pytest.mark.slow
@@ -235,7 +261,7 @@ def test_resamples_carry_the_means_that_all_prompts_are_shifted_by():
     logits = 2 * torch.randn(40, 1, 20, 20, generator=generator, dtype=torch.float64)
     drawn = resampling(40, 300, 0)
     quick = split_of(halves(made_of(logits)), [BAND], torch.tensor(LAGS), drawn)
-    brute = {"log_form": [], "log_stream": [], "sink_constant": [], "steady_stream": []}
+    brute = {"log_form": [], "log_stream": [], "position_share": [], "steady_stream": []}
     for resample in drawn[1:]:  # the prompts drawn, measured from the beginning
         found = split(made_of(logits[torch.arange(40).repeat_interleave(resample.long())]))
         for name, values in brute.items():
@@ -268,74 +294,81 @@ def test_what_does_not_fit_is_refused():
             leakage(model, tokens, **{"lags": LAGS} | options)
 
 
-def measured(model: str = "smollm2-135m", **changes: float) -> xr.Dataset:
-    """A result of early queries, of 30 blocks, with another total of the model, or numbers of block 0, each by 0.05."""
-    (path,) = REPORTS.glob(f"leakage-{model}.nc*")
-    ds = probes.load_result(path).isel(band=[0])
+def made(**changes: float) -> xr.Dataset:
+    """A small model's result at two bands, with numbers of early queries or block 0 in which medians lie, by 0.05."""
+    ds = leakage(load(families.model("llama")), text(8, 40), bootstrap=20, fresh=4).copy(deep=True)
     for name, value in changes.items():
         for end, by in (("", 0.0), ("_low", -0.05), ("_high", 0.05)):
-            ds[f"{name}{end}"][0] = value + by
+            ds[f"{name}{end}"][{"layer": 0} if "layer" in ds[name].dims else {"band": 0}] = value + by
     return ds
 
 
 @pytest.mark.parametrize(
-    ("total", "stream", "sink", "says"),
+    ("below", "stream", "sink", "says"),
     [
-        (0.2, 0.04, 0.0, "by 0.2 [0.15, 0.25] nat² (uniform attention "),
-        (0.2, 0.06, 0.06, "by 0.2 [0.15, 0.25] nat² (uniform attention "),  # position 0 accounts for it
-        (0.2, 0.06, 0.04, "undecided, since block 0"),
-        (0.02, 0.04, 0.0, "undecided whether"),
+        (
+            0.8,
+            0.04,
+            0.0,
+            "80% [75%, 85%] of heads lie below uniform attention under the same mask: attention knows less of",
+        ),
+        (
+            0.2,
+            0.06,
+            0.06,
+            "same mask: attention knows more of absolute position than the mask alone",
+        ),  # position 0 explains it
+        (0.52, 0.04, 0.0, "undecided whether attention knows less of"),
+        (0.8, 0.06, 0.0, "fails the check."),
     ],
 )
-def test_shares_of_nothing_are_not_shown_and_a_null_check_that_fails_is_named(total, stream, sink, says):
-    ds = measured(log_form_of_model=total, log_stream_by_block=stream, log_sink_by_block=sink)
+def test_the_answer_names_band_and_null_and_a_null_check_that_fails(below, stream, sink, says):
+    ds = made(log_form_of_heads=0.2, below_null_of_model=below, log_stream_by_block=stream, log_sink_by_block=sink)
     (answered,) = MEASURE.answer({"ape": ds})
+    assert answered.startswith(
+        "ape: at queries 9-31 the median head's log-attention varies with the query's place by 0.2 [0.15"
+    )
+    assert "; uniform attention 0.117, fresh weights " in answered
     assert says in answered
-    shown = "undecided" not in says
-    assert resolved(ds, "log", "9-31") == shown
     known = {n.name: n.interval[:3] for n in numbers(MEASURE, ds) if n.where == "9-31"}
-    assert known["total (nat²)"] == pytest.approx((total, total - 0.05, total + 0.05))
-    for name, words in {
-        "steady_stream": "residual component V(X)",
-        "log_stream": "V(X), constant sink left in",
-    }.items():
-        expected = [ds[f"{name}_of_model{end}"].item() for end in ("", "_low", "_high")]
-        assert known[f"{words} (nat²)"] == pytest.approx(tuple(expected))
-    for source, words in (("mask", "mask and constant sink"), ("residual", "the residual stream")):
-        if shown:
-            share = ds["steady_share_of_model"].sel(source=source).item()
-            assert known[f"share of {words}"][0] == pytest.approx(share)
-            assert f"{share:.0%} [" in answered
-        else:
-            assert f"share of {words}" not in known
-    (row,) = MEASURE.tables({"ape": ds})[0].rows
-    assert row[2] == f"{stream:.3g} [{stream - 0.05:.3g}, {stream + 0.05:.3g}]"
-    assert (row[4] == "yes") == ("block 0" not in says)
+    assert known["leakage V(l), median head (nat²)"] == pytest.approx((0.2, 0.15, 0.25))
+    assert known["null of uniform attention (nat²)"][0] == pytest.approx(float(np.var(np.log(np.arange(10, 33)))))
+    assert known["heads below uniform attention"] == pytest.approx((below, below - 0.05, below + 0.05))
+    entries = {n.where: n.interval.value for n in numbers(MEASURE, ds) if n.name.startswith("covariance of parties")}
+    expected = ds.parties_of_heads.sel(party="keys", other="stream", band="9-31").item()
+    assert entries["keys & stream, 9-31"] == pytest.approx(expected)
+    check, matrix, by_block = MEASURE.tables({"ape": ds})
+    assert check.rows[0][2] == f"{stream:.3g} [{stream - 0.05:.3g}, {stream + 0.05:.3g}]"
+    assert (check.rows[0][4] == "yes") == ("fails the check" not in answered)
+    assert [len(table.rows) for table in (matrix, by_block)] == [2 * 2 * 4, ds.sizes["layer"]]
 
 
-def test_a_weight_form_that_no_weight_can_have_is_left_out():
-    """A number in [0, 1] has a variance of at most 1/4. Qwen2.5's key biases make logits of hundreds beside a held log Z."""
-    qwen = measured("qwen2.5-coder-0.5b-instruct-q4_k_m")
-    cells = np.abs(qwen["weight_form_by_block"].isel(band=0))
-    assert float(cells.sel(cell=["both", "mask"]).max()) < BOUND  # where weights are normalized
-    beyond = [int(layer) for layer in qwen["layer"] if float(cells.sel(layer=layer).max()) > BOUND]
-    assert {0, 1, 4, 8} <= set(beyond) <= set(np.flatnonzero(overflow(qwen).isel(band=0)).tolist())
-    assert not resolved(qwen, "weight", "9-31")
-    assert not any("e+" in cell for table in MEASURE.tables({"qwen": qwen}) for row in table.rows for cell in row)
-    assert MEASURE.tables({"qwen": qwen})[1].rows[0][6].startswith("-71")  # a covariance may be below 0
+def test_a_mask_that_tells_nothing_has_no_heads_below_it():
+    ds = leakage(load(families.model("mistral")), text(6, 40), bands=[(5, 7), (9, 39)], lags=LAGS, bootstrap=5, fresh=0)
+    assert ds.null_uniform_by_block.isel(band=1).max() < 1e-12  # a full window
+    assert np.isfinite(ds.below_null_of_model.values).tolist() == [True, False]
+    assert not [n for n in numbers(MEASURE, ds) if n.name.startswith("heads") and n.where == "9-39"]
 
 
-def test_the_chart_shows_totals_and_shares_and_follows_most_blocks():
-    ds = measured()
-    ds["log_form_by_block"][:, 6] = 900.0
-    leaks, shares, parts = MEASURE.chart({"ape": ds}).axes
-    for cell in (leaks, parts):
-        assert 0.05 < cell.get_ylim()[1] < 2
-    total, stream = (line.get_ydata() for line in leaks.lines if len(line.get_ydata()) == ds.sizes["layer"])
-    np.testing.assert_allclose(total, ds["log_form_by_block"][0, :, 0])
-    np.testing.assert_allclose(stream, ds["steady_stream_by_block"][:, 0])
-    drawn = [float(x) for line in shares.lines if line.get_marker() == "o" for x in line.get_xdata()]
-    np.testing.assert_allclose(drawn, ds["steady_share_of_model"][:2, 0])
+def test_results_that_are_older_say_what_they_have():
+    ds = probes.load_result(next(REPORTS.glob("leakage-smollm2-135m.nc*")))
+    ds = ds.drop_vars([name for name in ds if "_of_heads" in str(name) or "position_share" in str(name)])
+    (answered,) = MEASURE.answer({"ape": ds})
+    assert "undecided" in answered or "attention knows" in answered
+    assert {n.name for n in numbers(MEASURE, ds)} >= {"residual component V(X), mean over heads (nat²)"}
+    assert MEASURE.chart({"ape": ds})
+
+
+def test_the_chart_shows_heads_beside_nulls_and_follows_most_blocks():
+    ds = made()
+    ds["log_form"][:, 1] = 900.0
+    leaks, parties, _ = MEASURE.chart({"ape": ds}).axes
+    (median,) = (line.get_ydata() for line in leaks.lines if len(line.get_ydata()) == ds.sizes["layer"])
+    np.testing.assert_allclose(median, ds["log_form"][0, :, :, 0].median("head"))
+    drawn = [float(x) for line in parties.lines if line.get_marker() == "o" for x in line.get_xdata()]
+    values = ds["parties_of_heads"].isel(band=0)
+    assert drawn[-1] == pytest.approx(values.sel(party=ALL, other=ALL).item())
+    assert drawn[:3] == pytest.approx([values.sel(party=one, other=one).item() for one in PARTIES])
 
 
 def test_the_command_measures_what_the_library_does(monkeypatch, tmp_path):

@@ -58,7 +58,7 @@ def test_shares_of_equal_logits_are_those_of_one_more_key():
     leaks = probes.leakage(seen, tokens, bands=[(9, 29)], lags=(1, 2), bootstrap=0, fresh=0)
     # Equal logits: all is the mask's, the learned logit in its denominators.
     close(leaks.log_form.sel(part=["total", "mask"])[:, 1, :, 0], np.var(log_z[9:30]), 1e-6)
-    close(leaks.log_source.sel(source="residual")[1], 0, 0, 1e-9)
+    close(leaks.parties.sel(party="stream")[:, 1], 0, 0, 1e-9)
 
 
 def test_keys_at_position_0_share_their_attention_with_learned_logits():

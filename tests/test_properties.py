@@ -43,7 +43,7 @@ def test_heads_in_another_order_give_results_in_that_order():
     same(after["sink_rate"], before["sink_rate"])
     options: dict[str, Any] = {"bands": ((3, 5), (6, 9)), "lags": (1, 2), "bootstrap": 0}
     before, after = (probes.leakage(m, TOKENS, **options) for m in (MODEL, model))
-    for name in ("log_form", "log_source", "weight_form"):
+    for name in ("log_form", "position_share", "parties"):
         same(after[name], before[name].isel(head=heads))
 
 

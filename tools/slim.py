@@ -37,7 +37,7 @@ UNREAD = {
     ),
     "bos-swap": ("sensitivity_*",),
 }
-READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "steady_source")}  # all others are read by block alone
+READ_BY_HEAD = {"leakage": ("log_form", "log_neither", "position_share")}  # all others are read by block alone
 DIGITS = 18  # bits of a float that are kept behind its first one: 5 decimal digits
 EXACTER = {"leakage": 24}  # parts of a sum are held against it
 # The same of weights by prompt, which are averaged over all heads. Where no effects were measured nothing is judged by

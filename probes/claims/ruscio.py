@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from ..measures.bos_swap import LEFT_IN, LEFT_OUT, TOTAL, V_X
-from ..measures.leakage import null_fails, overflow, resolved
+from ..measures.leakage import ALL, PARTIES, null_fails
 from ..measures.sinks.roles import REACTS, SHARE
 from ..results.curves import spearman
 from ..results.statistics import Interval, apart, units
@@ -34,9 +34,11 @@ theorem = ruscio.but(kind="theorem", needs=real("trajectory"))
 
 # -------------------------------------------------------------------------------------------------------- the two sources
 
-SHUFFLED = "total leakage (log form, early queries) lies above the 97.5 % quantile of shuffled query labels"
+SHUFFLED = "the median head's leakage (early queries) lies above the 97.5 % quantile of shuffled query labels"
 ROUNDING, SUMS = 1e-12, 1e-6  # squared nats; relative
-DESIGN = f"both off, the log form is below {ROUNDING:g} nat²; parts and spread sum to the weight form within {SUMS:g}"
+DESIGN = (
+    f"all parties off, leakage is below {ROUNDING:g} nat²; their nine covariances sum to the leakage within {SUMS:g}"
+)
 MARGIN = 0.02  # of the band's total
 NULL = f"block 0's V(X) (90 % interval) is within {MARGIN:g} of every band's leakage, or position 0's logits account for it"
 
@@ -64,9 +66,8 @@ def positive(**components: Interval) -> Told:
 @ruscio("absolute-position-leaks", rule=SHUFFLED)
 def _(ds: xr.Dataset) -> Told:
     """Attention patterns of RoPE models depend on absolute position."""
-    total, band = early(ds, "log_form_of_model", part="total"), first_band(ds)
-    null = float(ds["null_shuffled"].sel(band=band)) if "null_shuffled" in ds else 0.0
-    return f"{variance(*total[:3])} nat² at queries {band} (shuffled {number(null)})", above(total, null)
+    median, null = (early(ds, name, quantile="median") for name in ("log_form_of_heads", "null_shuffled"))
+    return f"{told(median)} nat² at queries {first_band(ds)} (shuffled {number(null.value)})", above(median, null.value)
 
 
 @ruscio("mask-is-a-source", rule=f"V(M), what is left without the residual stream's part, {ABOVE}", kind="theorem")
@@ -87,23 +88,24 @@ def _(ds: xr.Dataset) -> Told:
     return positive(X=early(ds, "log_stream_of_model"))
 
 
-@isolation("isolation-mask-dominates", rule="the mask's Shapley value is above the stream's where shares are resolved")
+def of_head(ds: xr.Dataset, party: str) -> Interval:
+    """What a party adds to the leakage: the sum of its row of covariances, median over heads."""
+    return early(ds, "parties_of_heads", party=party, other=ALL)
+
+
+@isolation("isolation-mask-dominates", rule="the row of the number of keys, median over heads, is above the stream's")
 def _(ds: xr.Dataset) -> Told:
     """At early queries the mask contributes more to the leakage than the residual stream."""
-    if not resolved(ds, "log", first_band(ds)):
-        return "not resolved", None
-    mask, stream = (early(ds, "steady_source_of_model", source=source) for source in ("mask", "residual"))
+    mask, stream = (of_head(ds, party) for party in ("keys", "stream"))
     return f"mask {told(mask)}, residual stream {told(stream)} nat²", above(apart(stream, mask), 0)
 
 
 @isolation("isolation-design", rule=DESIGN, kind="theorem")
 def _(ds: xr.Dataset) -> Told:
     """The two channels, mask and residual stream, can be switched off one by one, and account for all of the leakage."""
-    band, neither = first_band(ds), float(np.abs(ds["log_neither"]).max())
-    parts, whole = ds["weight_source_of_model"].sel(band=band), early(ds, "weight_form_of_model", cell="both").value
-    off = abs(float(parts.sum()) - whole) / max(float(np.abs(parts).max()), abs(whole))
-    if overflow(ds).sel(band=band).any():  # the parts' sum says nothing
-        return f"both off {neither:.1g} nat²; weights without the mask overflow", None
+    neither, total = float(np.abs(ds["log_neither"]).max()), early(ds, "log_form_of_model", part="total").value
+    parts = ds["parties_of_model"].sel(party=list(PARTIES), other=list(PARTIES), band=first_band(ds))
+    off = abs(float(parts.sum()) - total) / float(np.abs(parts).max())
     return f"both off {neither:.1g} nat², sum off by {off:.1g}", neither < ROUNDING and off < SUMS
 
 

@@ -1,7 +1,7 @@
-"""How much attention depends on where a query stands, and which source tells it: tables, chart and answer.
+"""How much attention depends on where a query stands, and which party tells it: tables, chart and answer.
 
-Definition and derivation are in `compute`; `samples` takes what is needed of attention, `forms` makes the parts and sources
-of it.
+Definition and derivation are in `compute`; `samples` takes what is needed of attention, `forms` makes variances and
+covariances of it.
 """
 
 from __future__ import annotations
@@ -16,51 +16,38 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ... import options
-from ...charts import (
-    BLUE,
-    DASHED,
-    DOTTED,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Panel,
-    Series,
-    blocks,
-    dots,
-    panels,
-    stacks,
-)
+from ...charts import BLUE, DASHED, DOTTED, GREEN, GREY, INK, PURPLE, SKY, Panel, Series, blocks, dots, panels
 from ...measure import Headline, Measure
 from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, interval, number, variance
-from .compute import NULLS
+from .compute import ALL, NULLS, PARTIES, QUANTILES
 from .compute import PARTS as PARTS
-from .compute import SOURCES as SOURCES
 from .compute import leakage as leakage
 
-BOUND = 0.25  # no number in [0, 1], which a weight is, varies by more
-OF_SOURCES = {"mask": ("mask and constant sink", BLUE), "residual": ("residual stream", VERMILLION)}
-OF_PARTS = {"logits": VERMILLION, "mask": BLUE, "denominator": ORANGE, "covariance": GREEN}
-OF_NULLS = {"null_uniform": (SKY, DASHED), "null_fresh": (PURPLE, DOTTED), "null_shuffled": (GREY, DOTTED)}
-SHARES = (-0.5, 1.5)  # of a total: of one within its noise they lie anywhere, and the axis ends here
+OF_NULLS = {"uniform": (SKY, DASHED), "fresh": (PURPLE, DOTTED), "shuffled": (GREY, DOTTED)}
+# Entries of the symmetric matrix, in words.
+ENTRIES = {
+    **{party: (party, party) for party in PARTIES},
+    **{f"{one} & {other}": (one, other) for n, one in enumerate(PARTIES) for other in PARTIES[n + 1 :]},
+    "all nine": (ALL, ALL),
+}
 FAR = 10.0  # times the upper quartile over blocks: an axis does not follow what goes beyond
 CAPTION = (
-    "By block: means over heads at the first band of queries; intervals: 95 % over documents; axes follow most blocks, and "
-    "parts leave position 0's constant logit in the denominator. Shares: of the model, where its total is surely above 0."
+    "By block: median and quartiles over heads. Parties: their covariances, medians over all heads, which do not add up "
+    "(those of two enter V(l) twice), 95 % intervals over documents; dashed: V(l) of uniform attention."
 )
+SURELY = {side: f"surely_{side}_null_of_model" for side in ("below", "above")}
+KNOWS = "of absolute position than the mask alone would tell it"
 
 
 @dataclass(frozen=True)
 class Options(options.Bands):
-    """Split the absolute position in attention patterns into the causal mask's part and the residual stream's.
+    """Measure how much attention depends on absolute position, and split it between the number of keys, the constant sink
+    and the residual stream.
 
-    Writes leakage.nc, leakage.md and the chart: for every band of queries the total beside its nulls, each source's share
-    of it and the residual component, with intervals; the null checks; the log form block by block. If interrupted, the same
-    command resumes.
+    Writes leakage.nc, leakage.md and the chart: for every band of queries median and quartiles over heads beside their
+    nulls, the share of log-attention's variance that position explains, the covariances of the three parties, with
+    intervals; the null checks; every block. If interrupted, the same command resumes.
 
     Examples:
       headwater leakage tiny-llama tiny-llama-ntk tiny-mistral-window
@@ -72,35 +59,10 @@ class Options(options.Bands):
     )
 
 
-# ------------------------------------------------------------------------------------------- what results may be read for
-
-
-def resolved(ds: xr.Dataset, form: str, band: str) -> bool:
-    """Whether shares of this band's total ("log", "steady" or "weight" form) mean anything.
-
-    Not where the total may be zero, of which they would be any number, nor where the null check of block 0 fails, nor where
-    the form's "weights" are none.
-    """
-    whole = {"part": "total"} if form != "weight" else {"cell": "both"}
-    value, low, _ = estimate(ds, f"{'weight' if form == 'weight' else 'log'}_form_of_model", band=band, **whole)
-    overflown = form == "weight" and bool(overflow(ds).sel(band=band).any())
-    return value > 0 and not low <= 0 and not null_fails(ds, band) and not overflown
-
-
-def overflow(ds: xr.Dataset) -> xr.DataArray:
-    """Where the weight form says nothing, since some head of the block may hold a variance above `BOUND` [layer, band].
-
-    Without the mask every query has the same log Z. A query whose logits reach far above that has "weights" far above 1,
-    10^40 and more where logits are of hundreds.
-    """
-    cells, sources = (ds.sizes.get("head", 1) * abs(ds[f"weight_{what}_by_block"]) for what in ("form", "source"))
-    return (cells > BOUND).any("cell") | (sources > BOUND).any("source")
-
-
 def null_fails(ds: xr.Dataset, band: str) -> bool:
     """Whether block 0, whose streams carry no position, has a residual component whose interval excludes 0.
 
-    One that position 0's own term V(K) accounts for is none: BOS has logits of its own there, which is no noise.
+    One that position 0's own term accounts for is none: BOS has logits of its own there, which is no noise.
     """
     first = {"layer": ds["layer"].values[0], "band": band}
     _, low, high = estimate(ds, "log_stream_by_block", **first)
@@ -111,96 +73,127 @@ def null_fails(ds: xr.Dataset, band: str) -> bool:
 # ------------------------------------------------------------------------------------------------- headlines and tables
 
 
-def _of_model(ds: xr.Dataset, name: str, **where: str) -> xr.DataArray:
-    """A variable of the whole model with its interval [estimate, band]."""
-    return with_interval(ds, f"{name}_of_model").sel(where, drop=True)
+def _over_heads(ds: xr.Dataset, name: str, quantile: str = "median") -> xr.DataArray:
+    """One of a variable's quantiles over heads [estimate, band]."""
+    return with_interval(ds, name).sel(quantile=quantile, drop=True)
 
 
-def _share(ds: xr.Dataset, form: str, source: str) -> xr.DataArray:
-    """A source's share of the total where shares mean anything [estimate, band]."""
-    known = [resolved(ds, form, str(band)) for band in ds["band"].values]
-    return _of_model(ds, f"{form}_share", source=source).where(xr.DataArray(known, dims="band"))
+def _entries(ds: xr.Dataset) -> xr.DataArray:
+    """The matrix's six different entries and their sum, medians over heads [estimate, entry, band]."""
+    medians = with_interval(ds, "parties_of_heads")
+    found = [medians.sel(party=one, other=other, drop=True) for one, other in ENTRIES.values()]
+    return xr.concat(found, xr.Variable("entry", list(ENTRIES))).transpose("estimate", "entry", "band")
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
-    """How much attention of early queries depends on their place, and how much of it each source supplies."""
+    """How much the median head's attention to early keys depends on its place, beside what the mask alone would make."""
     lines = []
     for model, ds in results.items():
-        band = str(ds["band"].values[0])
-        nulls = [f"{said} {estimated(ds, null, band=band)}" for null, said in NULLS.items() if null in ds]
-        total = estimated(ds, "log_form_of_model", part="total", band=band)
-        said = f"at queries {band} log-attention varies with their place by {total} nat² ({', '.join(nulls)})"
-        if null_fails(ds, band):
-            found = (
-                "undecided, since block 0, whose stream holds no position, does not pass the check: take more prompts"
-            )
-        elif not resolved(ds, "steady", band):
-            found = f"undecided whether it does at all, with {ds.sizes['prompt']} prompts"
-        else:
-            of_band = partial(estimated, ds, "steady_share_of_model", ".0%", band=band)
-            mask, stream = (of_band(source=source) for source in ("mask", "residual"))
-            found = f"{mask} of it comes from the mask and the constant sink, {stream} from the residual stream"
-        lines.append(f"{model}: {said}; {found}.")
+        at = {"band": str(ds["band"].values[0])}
+        low, median, high = (estimated(ds, "log_form_of_heads", quantile=one, **at) for one in QUANTILES)
+        nulls = (
+            f"{NULLS[null]} {estimated(ds, f'null_{null}', quantile='median', **at)}" for null in _nulls(ds, "null")
+        )
+        share = estimated(ds, "position_share_of_heads", ".1%", quantile="median", **at)
+        below = estimate(ds, "below_null_of_model", **at)
+        known = "less" if below[1] > 0.5 else "more" if below[2] < 0.5 else None
+        found = f"attention knows {known} {KNOWS}" if known else f"undecided whether attention knows less {KNOWS}"
+        lines.append(
+            f"{model}: at queries {at['band']} the median head's log-attention varies with the query's place by {median} "
+            f"nat² (quartiles {low} and {high}; {', '.join(nulls)}), {share} of its variance at a fixed lag; "
+            f"{interval(*below, form='.0%')} of heads lie below uniform attention under the same mask: {found}."
+        )
+        if null_fails(ds, at["band"]):
+            lines[-1] += " Which party makes it is undecided: block 0, whose stream holds no position, fails the check."
     return lines
 
 
+def _nulls(ds: xr.Dataset, what: str) -> list[str]:
+    """The nulls that a result has by quantiles over heads; older ones have means."""
+    return [null for null in NULLS if f"{what}_{null}" in ds and "quantile" in ds[f"{what}_{null}"].dims]
+
+
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """Null checks of every band, then parts block by block in the first band."""
-    checks, logs = [], []
+    """Null checks and matrices of every band, then block by block in the first band."""
+    checks, matrices, rows = [], [], []
     for name, ds in results.items():
         for band in map(str, ds["band"].values):
             at = ds.sel(band=band)
             first = [estimated(at.isel(layer=0), f"log_{part}_by_block") for part in ("stream", "sink")]
             passed = "NO: take more prompts" if null_fails(ds, band) else "yes"
             checks.append([name, band, *first, passed, f"{float(np.abs(at['log_neither']).max()):.1g}"])
-        for layer in ds["layer"].values:
-            at = ds.isel(band=0).sel(layer=layer)
-            said = {part: interval if part == "covariance" else variance for part in PARTS}  # which may be negative
-            parts = [estimated(at, "log_form_by_block", said=said[part], part=part) for part in PARTS]
-            streams = [estimated(at, f"{form}_stream_by_block", said=variance) for form in ("steady", "log")]
-            logs.append([name, str(layer), *parts, number(at["log_noise_by_block"], ".2g"), *streams])
-    checked = ("V(X), first block", "V(K) there", "passed", "both sources removed")
-    streams = ("residual component V(X)", "V(X), constant sink left in")
+            matrices += [[name, band, *row] for row in _matrix(at)]
+        rows += [[name, *row] for row in _blocks(ds.isel(band=0))]
+    checked = ("V(X), first block", "V(K) there", "passed", "all parties removed")
+    heads = ("lower quartile", "median", "upper quartile", "uniform attention", "share of position")
+    means = (*(f"V({party})" for party in PARTIES), "V(X), constant sink left in", "noise")
     return [
         Table("Null checks", ("model", "band", *checked), checks),
-        Table("Blocks, log form, first band", ("model", "block", *PARTS, "noise", *streams), logs),
+        Table("Covariances of the parties, nat²", ("model", "band", "over heads", "", *PARTIES, ALL), matrices),
+        Table("Blocks, first band: over heads, then means", ("model", "block", *heads, *means), rows),
     ]
+
+
+def _matrix(at: xr.Dataset) -> list[list[str]]:
+    """Rows of the matrix of a band, medians and means over heads; none where the result is older."""
+    return [
+        [words, party, *(estimated(at, name, party=party, other=other) for other in (*PARTIES, ALL))]
+        for words, name in {"median": "parties_of_heads", "mean": "parties_of_model"}.items()
+        if name in at
+        for party in (*PARTIES, ALL)
+    ]
+
+
+def _blocks(at: xr.Dataset) -> list[list[str]]:
+    """A row for each block of a band."""
+    found = []
+    quantiles = over_block(at["log_form"].sel(part="total"))
+    for layer in at["layer"].values:
+        here, own = at.sel(layer=layer), [number(one) for one in quantiles.sel(layer=layer)]
+        null = number(here["null_uniform_by_block"]) if "null_uniform_by_block" in at else "-"
+        share = f"{float(here['position_share'].median()):.1%}" if "position_share" in at else "-"
+        variances = [
+            estimated(here, "parties_by_block", said=variance, party=party, other=party)
+            if "parties_by_block" in at
+            else "-"
+            for party in PARTIES
+        ]
+        stream, noise = estimated(here, "log_stream_by_block", said=variance), number(here["log_noise_by_block"], ".2g")
+        found.append([str(layer), *own, null, share, *variances, stream, noise])
+    return found
+
+
+def over_block(values: xr.DataArray) -> xr.DataArray:
+    """Quartiles and median over each block's heads [quantile, layer, ...]."""
+    return values.quantile(list(QUANTILES.values()), "head")
 
 
 # --------------------------------------------------------------------------------------------------------------- chart
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
-    """Total and residual component by block beside the nulls, shares of the total by band, and its parts by block."""
+    """Leakage by block beside its nulls, the parties' covariances, and the share of position by block."""
     rows = [
-        Panel("leakage (nat²)", _leaks),
-        Panel("band of queries", _share_dots),
-        Panel("parts of the total (nat²)", _parts),
+        Panel("leakage V(l) (nat²)", partial(_by_block, name="log_form", null="null")),
+        Panel("parties (median head)", _parties),
+        Panel("share of variance that position explains", partial(_by_block, name="position_share", null="null_share")),
     ]
     return panels(results, rows, CAPTION)
 
 
-def _leaks(cell: Axes, ds: xr.Dataset) -> None:
+def _by_block(cell: Axes, ds: xr.Dataset, name: str, null: str) -> None:
     early, x = ds.isel(band=0), ds["layer"].values
-    total = with_interval(early, "log_form_by_block").sel(part="total")
-    stream = with_interval(early, "steady_stream_by_block")
-    shown = {"total": (total, INK), "residual component": (stream, VERMILLION)}
-    series = [Series(label, y[0], color, y[1], y[2], x) for label, (y, color) in shown.items()]
-    nulls = [
-        Series(NULLS[null], [early[null]], color, line=line) for null, (color, line) in OF_NULLS.items() if null in ds
-    ]
-    blocks(cell, series, nulls)
-    if reach := _reach(np.fmax(*(abs(one).max("estimate").values for one in (total, stream)))):
-        cell.set_ylim(-0.1 * reach, reach)
-    cell.set_xlabel(f"block, queries {early['band'].values}")
-
-
-def _parts(cell: Axes, ds: xr.Dataset) -> None:
-    early = ds["log_form_by_block"].isel(band=0)
-    parts = early.sel(part=list(OF_PARTS))
-    reach = _reach(np.fmax(parts.clip(min=0).sum("part").values, -parts.clip(max=0).sum("part").values))
-    series = [Series(part, early.sel(part=part), color, x=ds["layer"]) for part, color in OF_PARTS.items()]
-    stacks(cell, series, limit=reach)
+    if name in ds:
+        values = early[name].sel(part="total") if name == "log_form" else early[name]
+        low, median, high = over_block(values).values
+        color = INK if name == "log_form" else GREEN
+        nulls = [
+            Series(NULLS[of], [early[f"{null}_{of}"].sel(quantile="median")], OF_NULLS[of][0], line=OF_NULLS[of][1])
+            for of in _nulls(ds, null)
+        ]
+        blocks(cell, [Series("median head", median, color, low, high, x)], nulls)
+        if reach := _reach(np.abs([low, high]).max(0)):
+            cell.set_ylim(-0.1 * reach, reach)
     cell.set_xlabel(f"block, queries {early['band'].values}")
 
 
@@ -210,32 +203,51 @@ def _reach(sizes: np.ndarray) -> float | None:
     return 1.1 * float(sizes[sizes <= usual].max()) if (sizes > usual).any() and usual > 0 else None
 
 
-def _share_dots(cell: Axes, ds: xr.Dataset) -> None:
-    series = []
-    for source, (label, color) in OF_SOURCES.items():
-        share, low, high = _share(ds, "steady", source).values
-        series.append(Series(label, share, color, low, high))
-    dots(cell, list(map(str, ds["band"].values)), series, limits=SHARES)
-    cell.axvline(1, color=GREY, linewidth=0.7, zorder=1)
-    cell.set_xlabel("share of the total")
+def _parties(cell: Axes, ds: xr.Dataset) -> None:
+    early = ds.isel(band=0)
+    if "parties_of_heads" in ds:
+        value, low, high = _entries(early.expand_dims("band")).isel(band=0).values
+        dots(cell, list(ENTRIES), [Series("", value, BLUE, low, high)])
+        cell.axvline(
+            float(early["null_uniform"].sel(quantile="median")), color=SKY, linestyle=DASHED, linewidth=1.1, zorder=1
+        )
+        cell.locator_params(axis="x", nbins=3)
+    cell.set_xlabel(f"nat², queries {early['band'].values}")
 
 
 MEASURE = Measure(
     name="leakage",
-    question="How much does attention depend on where a query stands, and does the mask or the residual stream tell it?",
+    question="How much does attention depend on where a query stands, and which of mask, sink and residual stream tells it?",
     compute=leakage,
     options=Options,
     headlines=(
-        Headline("total (nat²)", partial(_of_model, name="log_form", part="total"), ratio=True),
-        *(Headline(f"null of {words} (nat²)", partial(with_interval, name=null)) for null, words in NULLS.items()),
-        Headline("share of mask and constant sink", partial(_share, form="steady", source="mask"), form=".0%"),
-        Headline("share of the residual stream", partial(_share, form="steady", source="residual"), form=".0%"),
-        Headline("residual component V(X) (nat²)", partial(_of_model, name="steady_stream"), ratio=True),
-        Headline("share of the mask, constant sink left in", partial(_share, form="log", source="mask"), form=".0%"),
-        Headline("V(X), constant sink left in (nat²)", partial(_of_model, name="log_stream"), ratio=True),
-        Headline("constant sink (nat²)", partial(_of_model, name="sink_constant"), ratio=True),
-        Headline("varying sink (nat²)", partial(_of_model, name="sink_varying"), ratio=True),
-        Headline("total, weight form", partial(_of_model, name="weight_form", cell="both"), ratio=True),
+        Headline("leakage V(l), median head (nat²)", partial(_over_heads, name="log_form_of_heads"), ratio=True),
+        Headline("null of uniform attention (nat²)", partial(_over_heads, name="null_uniform")),
+        Headline("heads below uniform attention", partial(with_interval, name="below_null_of_model"), form=".0%"),
+        Headline("share of position, median head", partial(_over_heads, name="position_share_of_heads"), form=".2%"),
+        *(
+            Headline(f"heads surely {side} uniform attention", lambda ds, name=name: ds[name], form=".0%")
+            for side, name in SURELY.items()
+        ),
+        *(
+            Headline(
+                f"{words}, {quartile}", partial(_over_heads, name=f"{name}_of_heads", quantile=quartile), form=form
+            )
+            for words, name, form in (
+                ("leakage (nat²)", "log_form", ".3g"),
+                ("share of position", "position_share", ".2%"),
+            )
+            for quartile in ("lower quartile", "upper quartile")
+        ),
+        *(
+            Headline(f"null of {NULLS[null]}{words}", partial(_over_heads, name=f"{what}_{null}"), form=form)
+            for null in ("fresh", "shuffled")
+            for what, words, form in (("null", " (nat²)", ".3g"), ("null_share", ", share", ".2%"))
+        ),
+        Headline("covariance of parties, median head (nat²)", _entries),
+        Headline(
+            "residual component V(X), mean over heads (nat²)", partial(with_interval, name="steady_stream_of_model")
+        ),
     ),
     answer=answer,
     tables=tables,

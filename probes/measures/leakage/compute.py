@@ -1,58 +1,59 @@
-"""Absolute position in attention patterns, and where it comes from: the causal mask or the residual stream.
+"""Absolute position in attention patterns, and where it comes from: the causal mask, the sink or the residual stream.
 
-A rotary pattern "should" depend on how far back a key stands, not on where the query stands. It does depend on it, in two
-ways. The **causal mask** gives a later query more keys to share its attention among. The **residual stream** carries
-position: what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures
-how much a head's attention depends on absolute position and splits it exactly into the two.
+A rotary pattern "should" depend on how far back a key stands, not on where the query stands. It does depend on it, in
+three ways. The **causal mask** gives a later query more keys to share its attention among. A **constant sink**, a logit of
+position 0 that is the same for all queries, loses its share as their number grows. The **residual stream** carries position:
+what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures how much a
+head's attention depends on absolute position and splits it exactly into the three.
 
 Setting. Prompts n are windows cut at random offsets behind one first token, so that a token's identity says nothing
 about its position. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
 keys that query i sees; `A_ij = exp(s_ij - log Z_i)`. Queries i run over a band B, lags over a few small ones, keys i - lag
 are never position 0. `E` is the mean over prompts, `V` the variance over i in B, averaged over lags; `C` the covariance.
 
-**Log form** (primary). `l_i(lag) = E log A_{i,i-lag}`. Attention that depends on the lag alone has V(l) = 0. Otherwise
+**Leakage** of a head is V(l) of `l_i(lag) = E log A_{i,i-lag}`, in nat^2. Attention that depends on the lag alone has 0. Of
+a model it is told by the median and the quartiles over the heads of all blocks, since a few heads rule a mean of variances
+(in Qwen2.5-Coder-0.5B, queries 9-31, one of 336 heads makes 71 % of it).
 
-    l = S - M - D,     S_i(lag) = E s_{i,i-lag},     M_i = E log Z~_i,     D_i = E log Z_i - M_i,
-    V(l) = V(S) + V(M) + V(D) + [2 C(M, D) - 2 C(S, M) - 2 C(S, D)]
-    total  logits  mask  denominator        covariance
+**Share of position**, without a unit. Of what a head's log-weights vary by at a fixed lag, over queries and prompts, the
+part that the query's place explains, mean over lags:
 
-where `Z~` belongs to *Toeplitz-made* logits: `s~_ij = s_ij - (E s_ij - t(i - j))`, `t(lag)` the mean of `E s_{i,i-lag}` over
-all queries and keys other than 0. Means then depend on the lag alone, every prompt keeps its own deviations, and what is
-left in M is that a later query has more terms. Rotary logits of streams whose statistics do not depend on position are
-Toeplitz in the mean, so whatever `S` and `D` show has come in through the residual stream: `S` directly, `D` through the
-denominator. As two sources, `X = S - D` (residual) and `-M` (mask), with Shapley values of the variance game:
+    p = mean over lags of  V(l) at the lag / Var_{n,i} log A^n_{i,i-lag}
 
-    residual = V(X) - C(X, M),     mask = V(M) - C(X, M),     their sum = V(l).
+The numerator is V as above, free of noise; the denominator pools the prompts of both halves and holds all there is. 0: the
+text makes all that varies. 1: all prompts follow one trend, as uniform attention does under a causal mask. A head whose
+logits are scaled has another V(l), and a p that changes far less. Denominators are taken as 1e-9 nat^2 at least (rounding).
 
-V(X) alone is the *residual component*: how far the residual stream moves log-weights with the query's place. Its Shapley
-value falls below zero where the stream works against the mask, as a sink that steadies denominators does.
+**Three parties.** `l = X - C - M`, with the denominators of *Toeplitz-made* logits
 
-D splits once more, D = K + R: K is what position 0 adds (its own logit in the place of `t(i)`; the sink), R is the rest.
-**The constant sink** is no position: a learned logit that is the same for all queries still leaks, since the number of
-other keys grows (logit 2, uniform attention otherwise, queries 9-31: V(K) = 0.008 nat^2). So K splits,
-with position 0's mean logit E s_i0 replaced by what it would be without position in any stream: b t(i) + c, with c the
-mean of E s_i0 - b t(i) over the band and b = 0 (a constant) or 1 (Toeplitz like all others), whichever is nearer to it for
-the head. What position 0 adds then is `sink_constant`; `sink_varying` = K - `sink_constant`. Every prompt keeps its
-deviations. `steady_source` and `steady_stream` are the Shapley values and V(X) with the constant on the mask's side:
-M + `sink_constant` and X = S - `sink_varying` - R.
+    s~_ij = s_ij - (E s_ij - t(i - j)),    t(lag) = mean of E s_{i,i-lag} over all queries and keys other than 0:
+
+means then depend on the lag alone, every prompt keeps its own deviations.
+
+- the **number of keys**, M_i = E log Z~_i. What is left in it is that a later query has more terms.
+- the **constant sink**, C_i: what log Z~_i gains where position 0 has, in the place of t(i), what its mean logit E s_i0
+  would be without position in any stream: b t(i) + c, with c the mean of E s_i0 - b t(i) over the band and b = 0 (constant)
+  or 1 (Toeplitz like all others), whichever is nearer to it for the head. No stream need hold a position for this: logit 2
+  and otherwise uniform attention, queries 9-31, give V(C) = 0.008 nat^2.
+- the **stream**, X = S - (E log Z - M - C) with `S_i(lag) = E s_{i,i-lag}`. Rotary logits of streams whose statistics do
+  not depend on position are Toeplitz in the mean, so whatever is in X has come in through the residual stream: through the
+  logit itself, or through the denominator. V(X) alone is the *residual component*.
+
+`parties` is the 3 x 3 matrix of their covariances, with the signs they have in l, so that its nine entries sum to V(l). They
+cancel: V(M) alone may be twice V(l), or more. A row's sum is the party's Shapley value of the variance. Of a model it is
+told twice: by the median over heads of each entry (`parties_of_heads`), which no head rules and which stands beside the
+median of V(l) and its null, but medians do not add up; and by the mean over heads (`parties_of_model`), whose entries sum
+to the mean of V(l) exactly. Each head's matrix divided by its total would be a share; it is not given, because totals lie
+near 0 where parties cancel, and noise divided by noise looks like a share.
+
+[Ruscio] has two sources; there the constant sink is the stream's, X - C, and its variance is `log_stream`.
+`log_form` are parts by place: `l = S - M - D`, D = E log Z - M, total = V(S) + V(M) + V(D) + covariance. `log_sink` is
+the variance of what position 0 adds to the denominator by its own logits.
 
 Learned sink logits (gpt-oss) are one more term of every denominator, the same for all queries: they stand in Z_i and Z~_i
-alike, so that what they leak as the number of keys grows is the mask's, as the constant sink's is in `steady_source`.
+alike, leak as the number of keys beside them grows, and count as the mask's, with the number of keys.
 
-With both sources removed l is `t(lag)` less a constant: exactly 0 (`log_neither`, rounding).
-
-**Weight form**. The same on A itself, as a 2 x 2 design. `residual` off: logits are made Toeplitz as above, in the
-denominator, too. `mask` off: each query's E log Z_i is replaced by its mean over the band's queries; as with the logits,
-every prompt keeps its own deviation (to replace each prompt's own log Z_i would take a query with one high logit to
-"weights" of many thousands). With W the variance `V(E A_{i,i-lag})` of each of the four cells,
-
-    mask = [W(mask) - W(neither) + W(both) - W(residual)] / 2,      spread = W(neither),
-    residual = [W(residual) - W(neither) + W(both) - W(mask)] / 2,  mask + residual + spread = W(both).
-
-`spread` is what single prompts' deviations alone leave, since E exp is not exp E: 0 where patterns are the same in all
-prompts. Here `mask` stands for all of the denominator: D goes with it, shows only when both are on, and is shared equally;
-a bias that all keys of a query share, which cancels in the softmax, is charged to the residual stream and taken off the
-mask.
+With M held at its mean over the band and C and X removed, l is `t(lag)` less a constant: V is 0 (`log_neither`, rounding).
 
 Noise. Every V and C above is a covariance between two halves of the prompts (the mean of both orders), each half with its
 own E and its own t: sampling noise, which V of an estimated mean would count as leakage, cancels in expectation, and
@@ -60,36 +61,38 @@ values may come out slightly negative. `log_noise` is what the uncorrected varia
 Intervals: prompts are drawn again with replacement within each half. What a prompt adds to the means that shift all prompts
 (`E s_ij - t` inside `s~`) is taken along to first order, `sum_j E p~_ij (t^n - t - s^n_ij + E s_ij)` on its log Z~_i with
 p~ the Toeplitz-made pattern; without it intervals were three times too narrow where denominators rest on lags of few
-pairs. In the weight form those means, and those of log Z_i, stay as they were estimated.
+pairs. Quantiles over heads are taken in every resample. Noise spreads heads: where it is large the quartiles lie too far
+apart, by about as much as those of shuffled labels do.
 
 Assumptions. (1) Text statistics do not depend on position behind position 0: windows at random offsets. (2) The positional
 encoding itself gives logits that depend on the lag alone (RoPE, ALiBi, none): with learned absolute positions everything
 they do counts as residual stream, since that is where they are. (3) First-order: "made Toeplitz" acts on means. If the
-*spread* of logits depends on position, that part of M and of `spread` is the residual stream's second order.
+*spread* of logits depends on position, that part of M is the residual stream's second order.
 (4) Subtracting a half's own mean shrinks its deviations by (1 - 1/n): at 16 prompts a half, 3 % in standard deviation.
 (5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
 
-The total has three nulls, what patterns leak that have learnt nothing about position:
+Leakage has three nulls, what patterns leak that have learnt nothing about position; each by the same quantiles over heads:
 
-- *uniform*: attention that weighs all visible keys alike, under the model's masks. Closed form.
+- *uniform*: attention that weighs all visible keys alike, under the model's masks. Closed form. Its share of position is 1.
 - *fresh*: the model with fresh weights of the same configuration, on some of the same prompts. At usual deviations logits
   are small at initialization and this is near the uniform one; where it is not, the architecture leaks by itself.
 - *shuffled*: the model as it is, one half's queries under each other's labels (97.5 % quantile): what the estimate shows
   where nothing depends on the query.
 
-A total below the uniform null says that training has made patterns depend on the query's place less than the mask alone
-would have them.
+`below_null` is the share of heads that leak less than uniform attention does under their block's mask: their patterns depend
+on the query's place less than the mask alone would have them. `surely_...` count heads whose whole interval lies there, or
+above; blocks whose mask tells nothing in a band (a full window) are left out of both.
 
-The definition cannot tell whether a stream's positional content was itself made by the masks of blocks below. "Mask"
-is this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
+The definition cannot tell whether a stream's positional content was itself made by the masks of blocks below. M is
+this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
 
 Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -103,20 +106,21 @@ from ...models.checks import check_tokens
 from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import Variable, by_block, dataset, provenance, with_ends
-from ...results.statistics import INTERVAL
+from ...results.statistics import INTERVAL, ends
 from ...run import processes
 from ...run.memory import available
 from ...run.progress import Progress, part
 from ...run.store import Store
-from .forms import resampling, splits
+from .forms import ROUNDING, resampling, splits
 from .samples import LEAST_PROMPTS, Band, halves_of
 
 LAGS = tuple(range(1, 9))
 FRESH_PROMPTS = 64  # of the null of fresh weights: its mean over all heads is known to 1 % with them
 EARLY = 32  # [Ruscio]'s "early queries" stand before this position; later bands double
 PARTS = ("total", "logits", "mask", "denominator", "covariance")
-SOURCES = ("mask", "residual", "spread")
-CELLS = ("both", "mask", "residual", "neither")  # which sources are on
+PARTIES = ("keys", "constant sink", "stream")
+ALL = "all"  # parties
+QUANTILES = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}  # over the heads of all blocks
 
 
 @takes_model
@@ -133,7 +137,7 @@ def leakage(
     pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """How much attention to the token `lag` back depends on where the query stands, and through which source.
+    """How much attention to the token `lag` back depends on where the query stands, and which party tells it.
 
     Args:
         model: any view; it is not changed.
@@ -150,15 +154,15 @@ def leakage(
         progress: called with (share of the work done, 1).
 
     Returns:
-        Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats (log form) or squared
-        weights (weight form): `log_form [part, layer, head, band]`, parts total = logits + mask + denominator +
-        covariance; `log_source [source, ...]`; `log_stream` = V(X), the *residual component*; `log_noise`; `log_sink` =
-        V(K); `log_neither`; `weight_form [cell, ...]`, `weight_source [source, ...]`. `sink_constant` and
-        `sink_varying`, the two parts of V(K); `steady_source`, `steady_stream`: with the constant sink on the side of the
-        mask. `null_...` [band] beside the total of the model: `uniform` attention, `fresh` weights, `shuffled` query labels
-        (97.5 % quantile). Means over heads are `..._by_block [..., layer, band]`, over the whole model `..._of_model [...,
-        band]`; sources divided by their total are `log_share_of_model`, `steady_share_of_model` and
-        `weight_share_of_model`. `..._low` and `..._high` are the intervals. Attributes say what made it.
+        Dataset over `layer`, `head`, `band` (with `band_first`, `band_last`), in squared nats but for shares:
+        `log_form [part, ...]`, parts total = logits + mask + denominator + covariance; `position_share`;
+        `parties [party, other, ...]`, both with `all` for sums; `steady_stream` = V(X); `log_stream`, `log_noise`,
+        `log_sink`, `log_neither`. Means over heads are `..._by_block [..., layer, band]`, over the whole model
+        `..._of_model [..., band]`. `..._of_heads [quantile, band]` are median and quartiles over the heads of all
+        blocks, of `log_form`'s total, `position_share` and `steady_stream`; `parties_of_heads [party, other, band]` the
+        medians. `below_null_of_model` [band] with `surely_below_null_of_model` and `surely_above_null_of_model`: shares of
+        heads. `null_...` and `null_share_...` [quantile, band]: `uniform` attention (also `..._by_block`), `fresh` weights,
+        `shuffled` query labels (97.5 % quantile). `..._low` and `..._high` are the intervals. Attributes say what made it.
 
     Raises:
         InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite, a
@@ -171,7 +175,9 @@ def leakage(
     fresh = int(processes.agreed(fresh_prompts(model, fresh, len(tokens))))
     first = fresh / (fresh + len(tokens))  # the share of the work on fresh weights, which goes ahead
     pieces = pieces or Store()
-    known = {"null_uniform": uniform(model, tokens.shape[1], bands)[None]}  # [resample, band]
+    mask = uniform(model, tokens.shape[1], bands)
+    alike = np.broadcast_to(mask[None, :, None], (1, len(mask), model.spec.heads, len(bands)))
+    known = {"null_uniform": over_heads(alike)}  # [resample, quantile, band]
     if fresh:
         halves = zip(halves_of(len(tokens)), halves_of(fresh), strict=True)  # the first of each: they share no document
         chosen = [half.start + n for half, some in halves for n in range(some.stop - some.start)]
@@ -179,64 +185,96 @@ def leakage(
         twin, again = model.reinitialized(seed), resampling(fresh, bootstrap, seed, named)
         heard, store = part(progress, 0.0, first), pieces.within("fresh")
         found = splits(twin, tokens[chosen], bands, lags, again, heard, pieces=store)
-        known["null_fresh"] = found["log_form"][:, 0].mean((1, 2))
+        known |= {f"{null}_fresh": over_heads(found[form][:, 0]) for form, null in NULL_OF.items()}
         del twin
     found = splits(model, tokens, bands, lags, drawn, part(progress, first, 1.0), pieces=pieces)
-    known["null_shuffled"] = np.percentile(found.pop("shuffled").mean((2, 3)), INTERVAL[1], axis=1)
+    for null, values in zip(NULL_OF.values(), found.pop("shuffled"), strict=True):
+        known[f"{null}_shuffled"] = np.percentile(over_heads(values), INTERVAL[1], axis=0)[None]
     variables: dict[str, tuple[Any, ...]] = {}
     for name, values in known.items():
-        variables |= with_ends(name, Variable(("band",), f"leakage, log form: {NULLS[name]}", "nat^2"), values)
-    for name, values in found.items():  # [resample, entry, layer, head, band]
-        variables |= _levels(name, values)
+        said = f"over heads: {NULLS[name.rpartition('_')[2]]}"
+        variables |= with_ends(name, Variable(("quantile", "band"), said, "1" if "share" in name else "nat^2"), values)
+    variables["null_uniform_by_block"] = Variable(("layer", "band"), NULLS["uniform"], "nat^2").of(mask)
+    for name in VARIABLES:  # [resample, entry, layer, head, band]
+        variables |= _levels(name, found[name])
+    variables |= _of_heads(found, mask)
     options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
-    entries = {"part": list(PARTS), "source": list(SOURCES), "cell": list(CELLS)}
+    entries = {"part": list(PARTS), "party": [*PARTIES, ALL], "other": [*PARTIES, ALL], "quantile": list(QUANTILES)}
     places = {**by_block(model.spec), "head": range(model.spec.heads), **band_coordinates(bands)}
     attrs = provenance(model, tokens, measurement="leakage", **options)
     return dataset(variables, tokens=tokens, coords=entries | places, attrs=attrs)
 
 
 def _levels(name: str, values: np.ndarray) -> dict[str, tuple[Any, ...]]:
-    """A variable of every head, of every block and of the model, and shares of sources; [resample, entry, layer, ...]."""
+    """A variable of every head, and its means over a block's heads and over all heads; [resample, entry, layer, ...]."""
     entry, long_name, units = VARIABLES[name]
-    of_model, variables = values.mean((2, 3)), {}
-    levels = {
-        name: (("layer", "head", "band"), values),
-        f"{name}_by_block": (("layer", "band"), values.mean(3)),
-        f"{name}_of_model": (("band",), of_model),
-    }
-    for level, (dims, at) in levels.items():
-        variable = Variable(entry + dims, long_name, units)
-        variables |= with_ends(level, variable, at if entry else at[:, 0])
-    if entry == ("source",):
-        total = of_model.sum(1, keepdims=True)
-        shares = np.divide(of_model, total, out=np.full_like(of_model, np.nan), where=total > 0)
-        level = f"{name.removesuffix('_source')}_share_of_model"
-        variables |= with_ends(level, Variable((*entry, "band"), long_name), shares)
+    values = matrix(values) if entry == ("party", "other") else values if entry else values[:, 0]
+    variables: dict[str, tuple[Any, ...]] = {}
+    for level, dims, at in (
+        (name, ("layer", "head", "band"), values),
+        (f"{name}_by_block", ("layer", "band"), values.mean(-2)),
+        (f"{name}_of_model", ("band",), values.mean((-3, -2))),
+    ):
+        variables |= with_ends(level, Variable(entry + dims, long_name, units), at)
     return variables
 
 
-NULLS = {"null_uniform": "uniform attention", "null_fresh": "fresh weights", "null_shuffled": "shuffled labels"}
-_STREAM = "variance of what the residual stream adds to the log-weights"
-_SINK = "variance of what position 0 adds to the log-denominator"
-_SHAPLEY = "log form, Shapley value of each source"
-_TABLE = {
-    "log_form": ("part", "leakage, log form, and its parts"),
-    "log_source": ("source", f"leakage, {_SHAPLEY}"),
-    "log_stream": ("", _STREAM),
-    "log_noise": ("", "sampling noise that an uncorrected variance would add"),
-    "steady_source": ("source", f"leakage, {_SHAPLEY}, the constant sink on the mask's side"),
-    "steady_stream": ("", f"{_STREAM}, the constant sink taken out"),
-    "log_sink": ("", _SINK),
-    "sink_constant": ("", f"{_SINK} with its mean logit held constant"),
-    "sink_varying": ("", "variance of what position 0's mean logit adds by changing with the query"),
-    "log_neither": ("", "leakage, log form, with both sources removed"),
-    "weight_form": ("cell", "leakage, weight form, by the sources that are on"),
-    "weight_source": ("source", "leakage, weight form, Shapley value of each source and what is left without"),
+def matrix(values: Float[np.ndarray, "resample entry *place"]) -> Float[np.ndarray, "resample party other *place"]:
+    """The parties' nine covariances as a matrix, the sums of its rows and columns behind them."""
+    square = values.reshape(len(values), len(PARTIES), len(PARTIES), *values.shape[2:])
+    rows = np.concatenate([square, square.sum(2, keepdims=True)], 2)
+    return np.concatenate([rows, rows.sum(1, keepdims=True)], 1)
+
+
+def over_heads(values: Float[np.ndarray, "*resample layer head band"]) -> Float[np.ndarray, "*resample quantile band"]:
+    """Quartiles and median over the heads of all blocks."""
+    return np.moveaxis(np.quantile(values, list(QUANTILES.values()), axis=(-3, -2)), 0, -2)
+
+
+def _of_heads(found: Mapping[str, np.ndarray], mask: Float[np.ndarray, "layer band"]) -> dict[str, tuple[Any, ...]]:
+    """What is told of all heads: quantiles, how many lie below the null of their mask, and the parties' medians."""
+    total = found["log_form"][:, 0]  # [resample, layer, head, band]
+    quantiles = {"log_form": total, **{name: found[name][:, 0] for name in ("position_share", "steady_stream")}}
+    variables: dict[str, tuple[Any, ...]] = {}
+    for name, values in quantiles.items():
+        said = Variable(("quantile", "band"), f"over heads: {OF_HEADS[name]}", "1" if "share" in name else "nat^2")
+        variables |= with_ends(f"{name}_of_heads", said, over_heads(values))
+    leaks = mask > ROUNDING  # a full window shows every query as many keys
+    null = np.where(leaks, mask, np.nan)[:, None]
+    count = np.where(leaks.any(0), total.shape[2] * leaks.sum(0), np.nan)
+    variables |= with_ends("below_null_of_model", SHARES["below"], (total < null).sum((1, 2)) / count)
+    if len(total) > 1:
+        low, high = ends(total)
+        for name, where in {"surely_below": high < null, "surely_above": low > null}.items():
+            variables[f"{name}_null_of_model"] = SHARES[name].of(where.sum((0, 1)) / count)
+    medians = np.median(matrix(found["parties"]), (-3, -2))
+    said = Variable(("party", "other", "band"), "median over heads: covariances of the parties", "nat^2")
+    return variables | with_ends("parties_of_heads", said, medians)
+
+
+NULLS = {"uniform": "uniform attention", "fresh": "fresh weights", "shuffled": "shuffled labels"}
+OF_HEADS = {
+    "log_form": "leakage V(l)",
+    "position_share": "share of the variance of log-weights that the query's place explains",
+    "steady_stream": "residual component V(X)",
 }
-# By form and part; dimensions before [layer, head, band].
+NULL_OF = {"log_form": "null", "position_share": "null_share"}  # what nulls are called
+SHARES = {
+    "below": Variable(("band",), "share of heads whose leakage lies below uniform attention's"),
+    "surely_below": Variable(("band",), "share of heads whose interval lies below uniform attention's leakage"),
+    "surely_above": Variable(("band",), "share of heads whose interval lies above uniform attention's leakage"),
+}
+_STREAM = "variance of what the residual stream adds to the log-weights"
+# Dimensions before [layer, head, band].
 VARIABLES = {
-    name: Variable((dim,) if dim else (), said, "1" if name.startswith("weight") else "nat^2")
-    for name, (dim, said) in _TABLE.items()
+    "log_form": Variable(("part",), "leakage and its parts", "nat^2"),
+    "position_share": Variable((), OF_HEADS["position_share"]),
+    "parties": Variable(("party", "other"), "covariances of the parties, which sum to the leakage", "nat^2"),
+    "steady_stream": Variable((), f"{_STREAM}, the constant sink taken out", "nat^2"),
+    "log_stream": Variable((), f"{_STREAM}, the constant sink left in", "nat^2"),
+    "log_noise": Variable((), "sampling noise that an uncorrected variance would add", "nat^2"),
+    "log_sink": Variable((), "variance of what position 0 adds to the log-denominator", "nat^2"),
+    "log_neither": Variable((), "leakage with all parties removed", "nat^2"),
 }
 
 
@@ -287,11 +325,11 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
     return bands, lags
 
 
-def uniform(model: View, length: int, bands: Sequence[Band]) -> Float[np.ndarray, " band"]:
-    """V(log number of visible keys) over each band's queries, mean over blocks: what the mask alone leaks."""
+def uniform(model: View, length: int, bands: Sequence[Band]) -> Float[np.ndarray, "layer band"]:
+    """V(log number of visible keys) over each band's queries: what a block's mask alone leaks."""
     i = np.arange(length)
     seen = [np.log(i + 1 if w is None else np.minimum(i + 1, w)) for w in model.spec.windows]
-    return np.array([np.mean([x[first : last + 1].var() for x in seen]) for first, last in bands])
+    return np.array([[x[first : last + 1].var() for first, last in bands] for x in seen])
 
 
 def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:

@@ -1,4 +1,4 @@
-"""The two forms of leakage: every part and source of one block's samples, under every resampling of the prompts.
+"""Parts, parties and shares of one block's leakage, under every resampling of the prompts.
 
 Definitions, names and sources are those of `probes.leakage`.
 """
@@ -27,6 +27,7 @@ from ..attention import part_of
 from .samples import Band, Course, Half, halves_of, lag_means_of, sampled
 
 SHUFFLES = 100  # of query labels
+ROUNDING = 1e-9  # nat^2: a variance of log-weights below it is rounding, of which nothing is a share
 
 Named: TypeAlias = dict[str, tuple[Float[Tensor, "resample head"], ...]]  # the entries of each variable
 
@@ -57,10 +58,10 @@ def splits(
     *,
     pieces: Store,
 ) -> dict[str, Float[np.ndarray, "_ _ layer head band"]]:
-    """Both forms of every block under each resampling of the prompts, [resample, entry, layer, head, band].
+    """Every block under each resampling of the prompts, [resample, entry, layer, head, band].
 
-    By the names of `leakage`'s variables; and "shuffled", [1, shuffle, layer, head, band]. Every process runs all prompts
-    through the blocks and splits a share of these.
+    By the names of `leakage`'s variables; and "shuffled", [total and share, shuffle, layer, head, band]. Every process
+    runs all prompts through the blocks and splits a share of these.
 
     Raises:
         InputError: values that are not finite.
@@ -106,7 +107,7 @@ def splits(
 def split(
     halves: Sequence[Attention], bands: Sequence[Band], lags: Int[Tensor, " lag"], drawn: Int[Tensor, "resample prompt"]
 ) -> dict[str, Float[Tensor, "_ _ head band"]]:
-    """Both forms of some heads, from their attention on the prompts of either half, under each resampling of these.
+    """All variables of some heads, from their attention on the prompts of either half, under each resampling of these.
 
     All of them come back from the attention's device at once.
     """
@@ -124,20 +125,14 @@ def split(
 
 
 # What is averaged over prompts: of every lag and query, and of every query.
-OF_LAGS = ("logits", "toeplitz", "both", "only mask", "neither", "only residual")
+OF_LAGS = ("logits", "toeplitz")
 OF_QUERIES = ("normalizer", "with_sink", "with_constant", "of_mask")
 
 
 def _quantities(half: Half) -> Float[Tensor, "prompt head row query"]:
     """Rows: `OF_LAGS`, each for all lags, and `OF_QUERIES`."""
-    toeplitz = half.logits + half.shift
-    z, m = half.normalizer[:, :, None], half.of_mask[:, :, None]
-    # Denominators whose mean over the half's prompts is its mean over the band at every query.
-    z_steady, m_steady = (x - x.mean(0) + x.mean((0, -1), keepdim=True)[0] for x in (z, m))
-    pairs = ((half.logits, z), (toeplitz, m), (toeplitz, m_steady), (half.logits, z_steady))
-    cells = ((s - log_z).exp() for s, log_z in pairs)
-    moved = (x[:, :, None] for x in (half.moved_sink, half.moved_constant, half.moved_mask))
-    return torch.cat([half.logits, toeplitz, *cells, z, *moved], 2)
+    of_queries = (half.normalizer, half.moved_sink, half.moved_constant, half.moved_mask)
+    return torch.cat([half.logits, half.logits + half.shift, *(x[:, :, None] for x in of_queries)], 2)
 
 
 def _weights(counts: Float[Tensor, "resample prompt"]) -> Float[Tensor, "half resample own"]:
@@ -169,9 +164,9 @@ class _Drawn:
         at = len(OF_LAGS) * self._lags + OF_QUERIES.index(name)
         return self._values[..., at : at + 1, :]
 
-    def means(self, name: str) -> Float[Tensor, "half head lag query"]:
+    def means(self, x: Tensor) -> Float[Tensor, "half head lag query"]:
         """Over the prompts as they are."""
-        return torch.einsum("hn,hnabc->habc", self._weights[:, 0], self[name])
+        return torch.einsum("hn,hnabc->habc", self._weights[:, 0], x)
 
     def covariances(
         self, of: Sequence[Tensor], with_: Sequence[Tensor] | None = None
@@ -191,6 +186,19 @@ class _Drawn:
                 both = (_form(x[0], y[1], self._weights) + _form(x[1], y[0], self._weights.flip(0))) / 2
             found += both.split(heads, 1)
         return found
+
+    def shares(self, x: Tensor) -> Float[Tensor, "resample head"]:
+        """What the variance of x's means over prompts is of its variance over queries and prompts; mean over lags."""
+        (explained,) = self.covariances([x.flatten(2, 3)[:, :, :, None]])
+        whole = self.spread(x)
+        return (explained.unflatten(1, whole.shape[1:]) / whole).mean(-1)
+
+    def spread(self, x: Tensor) -> Float[Tensor, "resample head lag"]:
+        """Variance over queries and the prompts of both halves, `ROUNDING` at least."""
+        near_0 = x - x.mean((0, 1, 4), keepdim=True)
+        parts = (y.mean(-1) for y in (near_0, near_0.square()))
+        mean, square = (torch.einsum("hbn,hnal->bal", self._weights / 2, y) for y in parts)
+        return (square - mean.square()).clamp_min(ROUNDING)
 
     def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
         """Of the mean of both halves, its sampling noise included."""
@@ -212,12 +220,14 @@ def _form(x: Tensor, y: Tensor, weights: Float[Tensor, "side resample prompt"]) 
     return ((weights[0] @ products) * weights[1]).sum(-1).T
 
 
-def _shuffled(drawn: _Drawn) -> Float[Tensor, "one shuffle head"]:
-    """The total of the log form with the queries of one half under each other's labels: what no dependence gives."""
-    one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means("logits") - drawn.means("normalizer"))
+def _shuffled(drawn: _Drawn) -> Float[Tensor, "what shuffle head"]:
+    """Total and share with the queries of one half under each other's labels: what no dependence gives."""
+    log_weights = drawn["logits"] - drawn["normalizer"]
+    one, other = (x - x.mean(-1, keepdim=True) for x in drawn.means(log_weights))
     orders = _orders(one.shape[-1], one.device).split(max(1, drawn.at_once // one.numel()))
     moved = (other[..., some].movedim(2, 0).contiguous() for some in orders)  # [shuffle, head, lag, query]
-    return torch.cat([(one * there).mean((-2, -1)) for there in moved])[None]
+    by_lag = torch.cat([(one * there).mean(-1) for there in moved])
+    return torch.stack([by_lag.mean(-1), (by_lag / drawn.spread(log_weights)[0]).mean(-1)])
 
 
 @lru_cache(maxsize=16)  # as many bands; they are the same in every block
@@ -228,32 +238,30 @@ def _orders(queries: int, device: torch.device) -> Int[Tensor, "shuffle query"]:
 
 
 def _forms(drawn: _Drawn) -> Named:
-    """Every variable of the log form and of the weight form, of one band."""
+    """Every variable of one band."""
     s, toeplitz, z, with_sink, with_constant, m = (
         drawn[name] for name in ("logits", "toeplitz", "normalizer", "with_sink", "with_constant", "of_mask")
     )
-    stream = s - (z - with_constant)  # X, and M beside it with the constant sink
-    whole, of_mask = s - (z - m), with_constant
-    cells = (drawn[name] for name in OF_LAGS[2:])
-    total, logits, of_stream, of_whole, neither, both, only_mask, none, only_residual = drawn.covariances(
-        [s - z, s, stream, whole, toeplitz, *cells]
-    )
-    mask, denominator, of_terms, sink, constant, varying = drawn.covariances(
-        [m, z - m, of_mask, with_sink - m, with_constant - m, with_sink - with_constant]
-    )
-    shared, shared_whole = drawn.covariances([stream, whole], [of_mask, m])
-    apart = only_mask - only_residual  # Shapley values: each source's, alone and beside the other
+    stream, constant = s - z + with_constant, with_constant - m  # l = stream - m - constant
+    total, logits, of_stream, neither = drawn.covariances([s - z, s, stream, toeplitz])
+    keys, denominator, sink, of_constant = drawn.covariances([m, z - m, with_sink - m, constant])
+    (keys_constant,) = drawn.covariances([m], [constant])
+    keys_stream, constant_stream = (-x for x in drawn.covariances([stream, stream], [m, constant]))
+    of_keys = (keys, keys_constant, keys_stream)
+    of_sink, of_rest = (keys_constant, of_constant, constant_stream), (keys_stream, constant_stream, of_stream)
     return {
-        "log_form": (total, logits, mask, denominator, total - logits - mask - denominator),
-        "log_source": (mask - shared_whole, of_whole - shared_whole, torch.zeros_like(mask)),
-        "log_stream": (of_whole,),
-        "steady_source": (of_terms - shared, of_stream - shared, torch.zeros_like(mask)),
+        "log_form": (total, logits, keys, denominator, total - logits - keys - denominator),
+        "parties": (*of_keys, *of_sink, *of_rest),
+        "position_share": (drawn.shares(s - z),),
+        "log_source": (sum_of(of_keys), sum_of(of_sink + of_rest)),
+        "log_stream": (of_constant + of_stream + 2 * constant_stream,),
         "steady_stream": (of_stream,),
         "log_noise": (drawn.variance(s - z) - total,),
         "log_sink": (sink,),
-        "sink_constant": (constant,),
-        "sink_varying": (varying,),
         "log_neither": (neither,),  # the mask's mean, made constant over the band, is no part of a covariance
-        "weight_form": (both, only_mask, only_residual, none),
-        "weight_source": ((both - none + apart) / 2, (both - none - apart) / 2, none),
     }
+
+
+def sum_of(entries: Sequence[Tensor]) -> Tensor:
+    """Of several entries."""
+    return torch.stack(list(entries)).sum(0)
