@@ -26,7 +26,7 @@ RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "leakage": ("leakage", 5, 32, {"bootstrap": 9}),
     "sinks": ("sinks", 5, 32, {"reacts": "mean", "evict": "1", "keep": "8", "effect": "2"}),
     "bos-swap": ("bos-swap", 4, 32, {"replace": "mean,zero", "bootstrap": 9, "products": 20}),
-    "decode": ("decode", 9, 32, {"erase": "2", "bootstrap": 9, "recall": 0}),
+    "decode": ("decode", 9, 32, {"erase": "2", "controls": 2, "bootstrap": 9, "recall": 0}),
     "jacobian": ("jacobian", 3, 24, {"seeds": 1, "products": 40}),
     "resumed": ("jacobian", 4, 24, {"products": 40, "conditions": "pretrained"}),
     "theory": ("theory", 3, 24, {"seeds": 1, "products": 40}),

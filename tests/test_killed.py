@@ -23,7 +23,7 @@ COMMANDS = {
     "trajectory": ["trajectory", "tiny-llama", "--prompts", "6", "--length", "48", "--starts", "4"],
     "leakage": ["leakage", "tiny-llama", "--prompts", "8", "--length", "48", "--bootstrap", "50"],
     "bos-swap": ["bos-swap", "--replace", "mean,zero", *SMALL, "--bootstrap", "9"],
-    "decode": ["decode", "tiny-llama", "--prompts", "8", "--length", "32", "--erase", "2", "--recall", "0"],
+    "decode": ["decode", "tiny-llama", "--prompts", "8", "--length", "32", "--erase", "2", "--recall", "0", "--controls=2"],
     "retrieval": ["retrieval", "tiny-llama", "--pairs", "8", "--keys", "apart", "--digits", "3", "--contexts", "6"],
     "toys": ["toy", "retrieval", *(word for setting in TOY.split() for word in ("--with", setting))],
     "inspect": ["inspect", "tiny-llama", "--prompt", "def add(first, second):", "--seeds", "2", "--products", "40"],

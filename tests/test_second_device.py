@@ -93,7 +93,7 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "leakage": lambda view: probes.leakage(view, tokens(), **LEAKS, fresh=4),
     "bos_swap": lambda view: probes.bos_swap(view, tokens(4), **SWAP),
     "bos_swap, log Z": lambda view: probes.bos_swap(view, tokens(4), **SWAP, replacement="held-log-z"),
-    "decode": lambda view: probes.decode(view, tokens(), leakage=False, bootstrap=5, recall=0),
+    "decode": lambda view: probes.decode(view, tokens(), controls=2, leakage=False, bootstrap=5, recall=0),
     "inspect": lambda view: probes.inspect(view, "def add(first, second):", **SKETCH, seeds=1),
     "retrieval": lambda view: probes.retrieval(view, **RECALL, mechanism=2, mechanism_depths=2, profile_prompts=1),
 }

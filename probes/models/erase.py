@@ -8,13 +8,18 @@
   the means over positions between the two halves of the reference: noise has no part in its expectation, and makes
   eigenvalues of either sign. Leading directions are taken that hold `SHARE` of its trace, at most `rank` of them, and
   only those whose eigenvalue is above `NOISE` times the size of the most negative one. There may be none.
-- "random": the same with a random subspace of as many dimensions.
+- "random": the same with a random subspace of as many dimensions, the control of "means".
 - "direction": least-squares concept erasure [Belrose]: `x - W^+ P W (x - mean)`, with W the whitening of the stream and P
   the projection onto the whitened covariance with log(1 + i). That covariance, c, is one vector here, so that with S the
   stream's covariance the change is `c (c^T S^+ (x - mean)) / (c^T S^+ c)`: of all affine maps behind which no linear reader
   of the reference finds log(1 + i), the one that moves the stream least.
-- "shuffled": the control of "direction", estimated from log(1 + i) with the positions of every prompt in another order. Of
-  few prompts the covariance with log(1 + i) is noise, too, and taking that out of all blocks harms a model by itself.
+- "cosines": the control of "direction": what the same estimate gives of another function of i that is as smooth, cosines
+  with the amplitudes of log(1 + i) (its type-II cosine transform over the positions) and random phases, the same at all
+  blocks, less what log(1 + i) explains of it.
+
+Controls are matched in size: "random" and "cosines" take as much of the stream's variance out of a block as "means" and
+"direction" do there. For that what they find is taken `scale` times, which is erasing where that is 1, and beyond it a
+change of the same size along the same direction.
 
 Everything is estimated on `reference`, under the changes that a view has already. Where several blocks are
 changed, the stream that a block reads has passed the changes of those before it, in the estimates as in the view.
@@ -24,6 +29,7 @@ Source: [Belrose], LEACE, arXiv 2306.03819, theorem 4.3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +47,8 @@ from .edited import Change, Edited
 from .load import takes_model
 from .view import Edit, View
 
-What: TypeAlias = Literal["means", "random", "direction", "shuffled"]
+What: TypeAlias = Literal["means", "random", "direction", "cosines"]
+CONTROLS: dict[What, What] = {"random": "means", "cosines": "direction"}
 Where: TypeAlias = int | str  # a block, or "all"
 RANK = 8  # directions at most
 SHARE = 0.95  # of the variance of the position means
@@ -56,6 +63,12 @@ class Eraser:
     read: Float[Tensor, "d rank"]
     write: Float[Tensor, "rank d"]
     removed: float  # share of the reference's variance
+    scale: float = 1.0  # times what was found, to take that share
+
+    def sized(self, share: float) -> Eraser:
+        """The same direction, taken so often that this share of the variance goes; nothing if it has none."""
+        scale = math.sqrt(share / self.removed) if self.removed > 0 else 0.0
+        return Eraser(self.mean, self.read, scale * self.write, share * (scale > 0), scale)
 
     @property
     def rank(self) -> int:
@@ -75,17 +88,17 @@ def _estimated(
     model: View, what: What, layers: Sequence[int], reference: Tensor, rank: int, seed: int, like: Erasers | None = None
 ) -> Erasers:
     """By block. A pass of the reference, block by block; at the blocks that are changed its streams are held together."""
-    ranks = dict.fromkeys(layers, rank)
-    if what == "random":
-        like = like or _estimated(model, "means", layers, reference, rank, seed)
-        ranks = {at: one.rank for at, one in like.items()}
+    if what in CONTROLS:
+        like = like or _estimated(model, CONTROLS[what], layers, reference, rank, seed)
+    ranks = dict.fromkeys(layers, rank) | {at: one.rank for at, one in (like or {}).items()}
     erasers: Erasers = {}
     blocks = model.trace(model.embed(reference[:1])).blocks
     parts = list(batches(range(len(reference)), model, reference.shape[1]))
     streams = torch.cat([model.embed(reference[some]) for some in parts])
     for layer in range(max(layers) + 1):
         if layer in layers:
-            erasers[layer] = eraser = _of_block(what, streams[:, 1:], ranks[layer], seed, layer)
+            eraser = _of_block(what, streams[:, 1:], ranks[layer], seed, layer)
+            erasers[layer] = eraser = eraser.sized(like[layer].removed) if like else eraser
             streams = torch.cat([streams[:, :1], eraser(streams[:, 1:])], 1)
         if layer < max(layers):
             streams = torch.cat([blocks[layer](streams[some[0] : some[-1] + 1]) for some in parts])
@@ -98,11 +111,10 @@ def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int
     around = exact - mean
     flat = around.flatten(0, 1)
     cov = flat.T @ flat / len(flat)
-    if what == "shuffled":
-        orders = torch.stack(other_orders(len(around), around.shape[1], seed)).to(around.device)
-        around = around[torch.arange(len(around), device=around.device)[:, None], orders]
-    if what in ("direction", "shuffled"):
-        return Eraser(mean, *_direction(cov, around.mean(0)))
+    if what in ("direction", "cosines"):
+        z = log_position(streams.shape[1] + 1)
+        z = (cosines(z, seed) if what == "cosines" else z - z.mean()).to(cov)
+        return Eraser(mean, *_direction(cov, z @ around.mean(0) / len(z)))
     if what == "means":
         one, other = (some.mean(0) - some.mean((0, 1)) for some in (exact[:half], exact[half:]))
         basis = _span(cov, (one.T @ other + other.T @ one) / (2 * len(one)), rank)
@@ -119,10 +131,15 @@ def log_position(length: int, device: Any = None) -> Float[Tensor, " position"]:
     return torch.arange(1, length, dtype=torch.float64, device=device).log1p()
 
 
-def other_orders(prompts: int, length: int, seed: int) -> list[Tensor]:
-    """For each prompt, another order of its positions: the same for all blocks, as positions are."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randperm(length, generator=generator) for _ in range(prompts)]
+def cosines(z: Float[Tensor, " position"], seed: int) -> Float[Tensor, " position"]:
+    """A function as smooth as z: cosines of its amplitudes with random phases, around 0 and uncorrelated with z."""
+    n, phases = len(z), torch.Generator().manual_seed(seed)
+    angle = torch.pi * torch.arange(n).double()[:, None] * (torch.arange(n).double() + 0.5) / n  # [frequency, position]
+    amplitude, around = (angle.cos() @ z).abs(), z - z.mean()
+    drawn = 2 * torch.pi * torch.rand(n, generator=phases, dtype=torch.float64)
+    y = amplitude[1:] @ (angle + drawn[:, None]).cos()[1:] * (2 / n)
+    y = y - y.mean()
+    return y - around * (y @ around) / (around @ around)
 
 
 def _span(cov: Float[Tensor, "d d"], between: Float[Tensor, "d d"], most: int) -> Float[Tensor, "d rank"]:
@@ -143,14 +160,12 @@ def _span(cov: Float[Tensor, "d d"], between: Float[Tensor, "d d"], most: int) -
 
 
 def _direction(
-    cov: Float[Tensor, "d d"], means: Float[Tensor, "position d"]
+    cov: Float[Tensor, "d d"], c: Float[Tensor, " d"]
 ) -> tuple[Float[Tensor, "d one"], Float[Tensor, "one d"], float]:
-    """What reads log(1 + i), what is taken away with it, and the share of the variance that goes.
+    """What reads a function of i with covariance c, what is taken away with it, and the share of the variance that goes.
 
     `read` is S^+ c and `write` is c / (c^T S^+ c): the covariance left is `c - c (c^T S^+ c) / (c^T S^+ c) = 0`.
     """
-    logs = log_position(len(means) + 1, means.device)
-    c = (logs - logs.mean()) @ means / len(means)
     read = torch.linalg.pinv(cov, hermitian=True) @ c
     known = c @ read
     write = torch.where(known > 0, c / known, 0)  # a stream without any position: nothing to erase
@@ -176,15 +191,15 @@ def erased(
     Args:
         model: any view; it is not changed.
         what: "means", the span of the means of the stream by position, at most `rank` directions; "random", a random
-            subspace of as many; "direction", the one direction that moves with log(1 + i); "shuffled", its control. See the
-            module's text.
+            subspace of as many; "direction", the one direction that moves with log(1 + i); "cosines", one that moves with
+            another smooth function of i. See the module's text.
         layer: the block that reads the changed stream, or "all".
         reference: prompts [prompt, position] that everything is estimated on; give others than those you measure on. Their
             streams at one block are held together.
-        rank: directions at most; nothing for "direction" and "shuffled", which have one.
-        seed: of the random subspaces and of the other orders.
-        like: for "random", the view whose "means" are erased at the same place, by the same reference and rank; without it
-            they are estimated anew.
+        rank: directions at most; nothing for "direction" and "cosines", which have one.
+        seed: of the random subspaces and phases.
+        like: for the controls, the view whose "means" ("random") or "direction" ("cosines") is erased at the same place, by
+            the same reference and rank; without it that is estimated anew.
 
     Raises:
         InputError: no such erasure or block, a rank below 1, a negative seed, or a reference
@@ -192,8 +207,8 @@ def erased(
     """
     if what not in get_args(What):
         raise InputError(f"erasure '{what}' is unknown; give {', '.join(get_args(What))}")
-    if like is not None and what != "random":
-        raise InputError(f"like does nothing with '{what}'; give it with random, or leave it out")
+    if like is not None and what not in CONTROLS:
+        raise InputError(f"like does nothing with '{what}'; give it with {' or '.join(CONTROLS)}, or leave it out")
     if rank < 1 or seed < 0:
         raise InputError(f"rank={rank}, seed={seed}: give a rank of 1 or more and a seed of 0 or more")
     check_reference(model, reference)

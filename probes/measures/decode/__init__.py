@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,24 +14,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ... import options
-from ...charts import GREY, VERMILLION, Panel, Series, block_axis, curves, dots, panels
+from ...charts import GREY, VERMILLION, Panel, Series, dots, panels
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.erase import RANK, Where
-from ...results.curves import estimate, with_interval
-from ...results.tables import Table, estimated, number, variance
-from .compute import NONE, decode
+from ...results.curves import ESTIMATE, with_interval
+from ...results.statistics import Interval, jackknifed, one_more, over_runs, units
+from ...results.tables import Table, estimated, interval, number, range_told, variance
+from .compute import CONTROLS, NONE, decode
 
 CAPTION = (
-    "R^2 on documents held out; 0: no better than the mean. Dots: what is erased before the named blocks, at "
-    "every position but 0; bars: 95 % over documents, or, of recall, over pairs of lists."
+    "R^2 within octaves of position, block chosen on other documents; 0: knows the octave alone. Then what is erased before "
+    "the named blocks. Bars: 95 % over documents, of recall over pairs of lists; of controls, where one more would lie."
 )
 ERASED = {
     "means": "position means",
-    "random": "random, same rank",
-    "direction": "direction of position",
-    "shuffled": "direction, shuffled positions",
+    "random": "random, same rank and size",
+    "direction": "direction of log(1 + i)",
+    "cosines": "of other smooth functions, same size",
 }
+SHOWN, AGAINST = ("R^2", "null"), ("model", "blocks", "controls", "times taken", "direction", "one control", "beyond")
 OUTCOMES = {  # by variable
     "loss_change": "loss, change (nat)",
     "kl": "KL (nat)",
@@ -44,9 +47,10 @@ OUTCOMES = {  # by variable
 class Options(options.Bands):
     """Read position off the residual stream, erase it, and see whether the model misses it.
 
-    Writes decode.nc, decode.md and the chart: R^2 of log(1 + i) at every layer on documents held out, and what happens to
-    next-token loss, leakage and recall when the span of the position means, a random subspace of the same rank, or the one
-    direction that moves with position is taken out of the stream. If interrupted, the same command resumes.
+    Writes decode.nc, decode.md and the chart: R^2 of log(1 + i) within each octave of position, on documents held out from
+    the fit and from the choice of the block, and what happens to next-token loss, leakage and recall when the span of the
+    position means, a random subspace, or the one direction that moves with position is taken out of the stream, beside
+    directions of other functions that are as smooth and as large. If interrupted, the same command resumes.
 
     Examples:
       headwater decode tiny-llama
@@ -58,6 +62,7 @@ class Options(options.Bands):
         "Where position is erased: all (blocks together), single blocks, or both, as in all,0,12; or off.", "all"
     )
     rank: int = options.option("Most dimensions that are erased.", RANK, min=1)
+    controls: int = options.option("Smooth directions that the one of position is held against; 0: none.", CONTROLS)
     leakage: bool = options.option("Whether the residual component of leakage is measured.", True)
     recall: int = options.option(
         "Lists that recall is measured on under every erasure, a multiple of 4; 0: none.", 16, min=0
@@ -100,9 +105,33 @@ def acting(ds: xr.Dataset) -> xr.Dataset:
     return ds.sel(intervention=[name for name in names if not erases_nothing(ds.sel(intervention=name))])
 
 
-def _best(values: np.ndarray) -> np.ndarray:
-    """The largest mean of any layer."""
-    return np.asarray(values.mean(0).max())
+def controls(ds: xr.Dataset, place: str) -> tuple[Interval, Interval]:
+    """Of the controls of "direction" at a place, in nats: where one more would lie, and what it costs beyond them.
+
+    Raises:
+        KeyError: there are none.
+    """
+    costs = ds["control_loss_change_by_prompt"].sel(place=place).transpose("prompt", "control").values
+    loss = ds["loss_by_prompt"]
+    own = (loss.sel(intervention=f"direction {place}") - loss.sel(intervention=NONE)).values
+    one = one_more(over_runs(costs.mean(0)))
+    more = jackknifed(
+        lambda some: float(some[:, 0].mean() - some[:, 1:].mean()), np.column_stack([own, costs]), units(ds)
+    )
+    reach = math.hypot(more.high - more.value, one.high - one.value)
+    return one, Interval(more.value, more.value - reach, more.value + reach)
+
+
+def _beyond(ds: xr.Dataset) -> xr.DataArray:
+    """What "direction" costs beyond its controls [place, estimate]."""
+    places = [str(place) for place in ds["place"].values]
+    of = [controls(ds, place)[1][:3] for place in places]
+    return xr.DataArray(of, {"place": places, "estimate": list(ESTIMATE)}, ("place", "estimate"))
+
+
+def _at_layer(ds: xr.Dataset, layer: int) -> xr.DataArray:
+    """R^2 by prompt and octave, without that over all positions."""
+    return ds["r2_by_prompt"].isel(layer=layer, octave=slice(1, None), drop=True)
 
 
 def _by_prompt(ds: xr.Dataset, name: str, *, change: bool = False) -> xr.DataArray:
@@ -120,9 +149,10 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """How well position is read, and whether the direction that moves with it costs more than its control."""
     lines = []
     for model, ds in results.items():
-        best = int(ds["r2"].argmax("layer"))
-        said = f"position is read best in layer {best}, R^2 {estimated(ds, 'r2', layer=best)}"
-        said += f" (null {estimated(ds, 'r2_shuffled', layer=best)})"
+        said = "no R^2 within octaves of position"
+        if "r2_chosen" in ds:
+            of = [f"{octave} {estimated(ds, 'r2_chosen', octave=octave)}" for octave in ds["octave"].values]
+            said = f"R^2 of log(1 + i) at positions {', '.join(of)}"
         for name in map(str, ds["intervention"].values) if "intervention" in ds.coords else ():
             if name.startswith("direction"):
                 said += f"; without the {name.replace(' all', ' in all blocks')} {_against_control(ds, name)}"
@@ -131,23 +161,32 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 
 
 def _against_control(ds: xr.Dataset, name: str) -> str:
-    """What an erasure costs beside the control of shuffled positions."""
-    at, shuffled = ds.sel(intervention=name), name.replace("direction", "shuffled")
+    """What an erasure costs beside its controls."""
+    at, place = ds.sel(intervention=name), name.partition(" ")[2]
     if erases_nothing(at):
         return "nothing is erased: no direction is more than noise on these documents"
-    if shuffled not in ds["intervention"]:
-        return f"the loss changes by {estimated(at, 'loss_change', '+.3g')} nat"
-    control = ds.sel(intervention=shuffled)
-    low, high = estimate(at, "loss_change")[1], estimate(control, "loss_change")[2]
-    verdict = "more than its control" if low > high else "not clearly more than its control"
-    costs = (estimated(one, "loss_change", "+.3g") for one in (at, control))
-    return f"the loss changes by {next(costs)} nat, {verdict} ({next(costs)})"
+    said = f"the loss changes by {estimated(at, 'loss_change', '+.3g')} nat"
+    if "control_loss_change" not in ds:
+        return said
+    one, more = controls(ds, place)
+    verdict = "more than a control" if more.low > 0 else "less" if more.high < 0 else "not clearly more than a control"
+    return f"{said}, {verdict} ({interval(*one[:3], form='+.3g')}): {interval(*more[:3], form='+.3g')}"
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """What every erasure changes, V(X) by band, and R^2 of every layer beside its null."""
-    outcomes, components, layers = [], [], []
+    """What every erasure changes, beside controls; V(X) by band; R^2 by octave beside its null, and of every layer."""
+    outcomes, against, components, octaves, layers = [], [], [], [], []
     for model, ds in results.items():
+        named = ds["octave"].values if "r2_chosen" in ds else ()
+        for place in map(str, ds["place"].values) if "control_loss_change" in ds else ():
+            both = (interval(*one[:3], form="+.3g") for one in controls(ds, place))
+            scale = ds["control_scale"].sel(place=place)
+            own = estimated(ds, "loss_change", "+.3g", intervention=f"direction {place}")
+            against.append([model, place, str(scale.size), range_told(scale.values, ".2g"), own, *both])
+        for octave in named:
+            at = int(ds["chosen"].sel(octave=octave).min()), int(ds["chosen"].sel(octave=octave).max())
+            values = (estimated(ds, one, octave=octave) for one in ("r2_chosen", "r2_chosen_shuffled"))
+            octaves.append([model, octave, *values, "-".join(map(str, dict.fromkeys(at)))])
         for name in map(str, ds["intervention"].values) if "intervention" in ds.coords else ():
             at = ds.sel(intervention=name)
             sizes = [number(np.nanmean(at[one])) if np.isfinite(at[one]).any() else "-" for one in ("rank", "removed")]
@@ -158,38 +197,51 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
                 left = estimated(at, "residual", said=variance, band=band)
                 components.append([model, name, band, left, estimated(at, "residual_change", band=band)])
         layers += [
-            [model, str(layer), *(estimated(ds, one, layer=layer) for one in ("r2", "r2_shuffled"))]
+            [
+                model,
+                octave,
+                str(layer),
+                *(estimated(ds, one, layer=layer, octave=octave) for one in ("r2", "r2_shuffled")),
+            ]
+            for octave in named
             for layer in ds["layer"].values
         ]
         if why := ds.attrs.get("not_measured"):
             components.append([model, f"not measured: {why}", "", "", ""])
     found = [
         Table("What each erasure changes", ("model", "erased", "rank", "removed", *OUTCOMES.values()), outcomes),
+        Table("Loss without the direction, and without others as smooth and as large (nat)", AGAINST, against),
         Table("Residual component of leakage, V(X)", ("model", "erased", "band", "nat²", "change"), components),
-        Table("Position in the stream", ("model", "layer", "R^2", "null"), layers),
+        Table(
+            "Position in the stream, block chosen on other documents", ("model", "positions", *SHOWN, "layers"), octaves
+        ),
+        Table("Position in the stream by layer", ("model", "positions", "layer", *SHOWN), layers),
     ]
     return [table for table in found if table.rows]
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
-    """R^2 of position over layers beside its null, and what each erasure changes."""
+    """R^2 of position by octave beside its null, and what each erasure changes."""
 
     def read(cell: Axes, ds: xr.Dataset) -> None:
-        x = ds["layer"].values
-        ends = {name: (ds[name], ds[f"{name}_low"], ds[f"{name}_high"]) for name in ("r2", "r2_shuffled")}
-        looks = {"r2": ("position", VERMILLION), "r2_shuffled": ("null: shuffled", GREY)}
-        drawn = [Series(looks[name][0], y, looks[name][1], low, high, x) for name, (y, low, high) in ends.items()]
-        curves(cell, drawn)
-        block_axis(cell, x, "block that reads the stream")
+        looks = {"r2_chosen_shuffled": ("null: shuffled", GREY), "r2_chosen": ("position", VERMILLION)}
+        ends = {name: (ds[f"{name}{end}"].values for end in ("", "_low", "_high")) for name in looks}
+        drawn = [Series(looks[name][0], y, looks[name][1], low, high) for name, (y, low, high) in ends.items()]
+        dots(cell, [f"positions {octave}" for octave in ds["octave"].values], drawn)
 
     def erased(cell: Axes, ds: xr.Dataset, name: str) -> None:
         at = acting(ds)
         y, low, high = (at[one].values for one in (name, f"{name}_low", f"{name}_high"))
         kinds = [str(one).partition(" ") for one in at["intervention"].values]
+        if name == "loss_change" and "control_loss_change" in ds:
+            places = [str(place) for place in ds["place"].values]
+            of = np.array([controls(ds, place)[0][:3] for place in places])
+            y, low, high = (np.append(one, more) for one, more in zip((y, low, high), of.T, strict=True))
+            kinds += [("cosines", " ", place) for place in places]
         labels = [f"{ERASED[what]}, {'all blocks' if at == 'all' else f'block {at}'}" for what, _, at in kinds]
         dots(cell, labels, [Series("", y, VERMILLION, low, high)])
 
-    rows = [Panel("R^2 of log(1 + i)", read, share=True)]
+    rows = [Panel("R^2 of log(1 + i)", read, share=True)] * all("r2_chosen" in ds for ds in results.values())
     named = {name: label for name, label in OUTCOMES.items() if all(name in ds for ds in results.values())}
     rows += [Panel(label, partial(erased, name=name)) for name, label in named.items()]
     return panels(results, rows, CAPTION)
@@ -201,11 +253,12 @@ MEASURE = Measure(
     compute=decode,
     options=Options,
     headlines=(
-        Headline("R^2, best layer", lambda ds: ds["r2_by_prompt"], _best),
-        Headline("R^2, embeddings", lambda ds: ds["r2_by_prompt"].isel(layer=0)),
-        Headline("R^2, last layer", lambda ds: ds["r2_by_prompt"].isel(layer=-1)),
+        Headline("R^2 at positions, block chosen on other documents", lambda ds: ds["r2_chosen_by_prompt"]),
+        Headline("loss without position's direction, beyond a control (nat)", _beyond, form="+.3g"),
         Headline("loss, change (nat)", partial(_by_prompt, name="loss", change=True), form="+.3g"),
         Headline("KL (nat)", partial(_own, name="kl"), by_prompt=partial(_by_prompt, name="kl"), ratio=True),
+        Headline("R^2 at positions, embeddings", partial(_at_layer, layer=0)),
+        Headline("R^2 at positions, last layer", partial(_at_layer, layer=-1)),
         Headline("R^2 at the last layer, anew", partial(_by_prompt, name="r2_last")),
         Headline("V(X), change (nat²)", partial(_own, name="residual_change"), form="+.3g"),
         Headline("log p of values, change (nat)", partial(_own, name="recall_log_p_change"), form="+.3g"),
@@ -214,5 +267,7 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    trials={"decode": partial(decode, recall=0, leakage=False)},  # both are measured of a changed model in bos-swap
+    trials={
+        "decode": partial(decode, controls=2, recall=0, leakage=False)
+    },  # both are measured of a changed model in bos-swap
 )

@@ -1,15 +1,19 @@
 r"""Is what the residual stream knows of position used? Position read off it, and the same taken out of it.
 
-**Reading.** Ridge regression of log(1 + i) on the stream at each layer (`ridge`), position 0 left out.
+**Reading.** Ridge regression of log(1 + i) on the stream at each layer (`ridge`), position 0 left out, for all positions and
+for each octave of them by itself (`octave`: "1-127"; "2-3", "4-7", ..., "64-127"; position 1 alone has no variance).
 Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and vice versa. `r2` of
-a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2`, and that of the model its mean over prompts: 0 for a reader that knows
-the mean alone, below 0 for one that is misled; predictions end where log(1 + i) of the prompt does. Layer l is the stream
-that block l reads, so that layer 0 are the embeddings; the last one is what the final norm reads. `r2_shuffled` is the null:
-positions in another order in every prompt.
+a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2` over the octave's positions, around their own mean, and that of the
+model its mean over prompts: 0 for a reader that knows the mean alone, below 0 for one that is misled; predictions end where
+log(1 + i) of the octave does. Layer l is the stream that block l reads, so that layer 0 are the embeddings; the last one is
+what the final norm reads. `r2_shuffled` is the null: positions in another order in every prompt, within the octave.
+
+`r2_chosen` is that of one layer for each octave, chosen on documents that neither fitted nor judge: a half that is read has
+two parts, and on either part the layer with the highest mean R^2 on the other part is judged.
 
 **Erasing** (`probes.models.erase`): the span of the position means ("means"), a random subspace of as many dimensions
-("random"), the one direction that moves with log(1 + i) ("direction"), what the same estimate gives of shuffled positions
-("shuffled"), in front of one block or of all. What is erased is estimated on the documents of one half, and what that does
+("random", which is made to move the stream as far), the one direction that moves with log(1 + i) ("direction"), in front of
+one block or of all. What is erased is estimated on the documents of one half, and what that does
 is measured on those of the other:
 
 - `loss_change`, `kl`: next-token loss, and divergence from the model as it is; means over positions from 1 on, in nats.
@@ -18,6 +22,12 @@ is measured on those of the other:
 - `residual`: V(X), the residual component of leakage without the constant sink (`probes.leakage`), mean over blocks and
   heads; the mean of both halves, each on its own prompts.
 - `recall_log_p`, `recall_exact`: of the values of lists of key-value pairs (`probes.retrieval`).
+
+The control of "direction" are directions that other smooth functions of i give, cosines with the amplitudes of log(1 + i)
+and random phases, which take as much of the stream's variance ("cosines"): `control_loss_change` of each. `beyond` is what
+"direction" costs more than one of them: its change of loss less the controls' mean. Its half-width has two parts in
+quadrature, the jackknife's over documents and where one more control would lie (Student's t over K controls, `t s sqrt(1 +
+1/K)`).
 
 Intervals (95 %) are the jackknife's over documents, of recall over couples of lists, of V(X) percentiles of the bootstrap
 over documents. They hold what was fitted fixed: they say how the number would differ on other documents, not with other
@@ -52,10 +62,12 @@ from ..consequences import RECALLED, check_recall, consequences, known_mean
 from ..leakage.compute import LAGS, band_coordinates, check
 from ..leakage.forms import resampling, splits
 from ..retrieval import retrieval
-from .ridge import TARGETS, explained, trained
+from .ridge import TARGETS, Bands, bands_of, explained, trained
 
-WHATS = ("means", "random", "direction", "shuffled")
+WHATS = ("means", "random", "direction")
+LIKE = {"random": "means", "cosines": "direction"}  # what a control is as large as
 NONE = "none"  # the model as it is, among the interventions
+CONTROLS = 16  # of "direction"
 LEAST_DOCUMENTS = 8  # two halves, measured in two parts, each fitted in two parts
 SUMS_BYTES = 1 << 30  # of products of streams that are added up together: layers beyond that take another pass
 READ, CHANGED = 0.3, 0.7  # shares of the time
@@ -70,6 +82,7 @@ def decode(
     *,
     erase: Sequence[Where] = ("all",),
     rank: int = RANK,
+    controls: int = CONTROLS,
     leakage: bool = True,
     bands: Any = None,
     lags: Any = LAGS,
@@ -87,22 +100,25 @@ def decode(
         tokens: ids [prompt, position], of at least 8 documents.
         erase: where position is erased: blocks, "all" for all of them together; none: nothing is erased.
         rank: dimensions that are erased at most, see `probes.erased`.
+        controls: smooth directions that "direction" is held against, 2 or more; 0: none.
         leakage: whether V(X) is measured, on prompts that are enough and long enough for it.
         bands, lags, bootstrap: as in `probes.leakage`.
         recall: lists that recall is measured on under every intervention, a multiple of 4, half of them with what each half
             of the documents gave; 0: none. Left out where the tokenizer makes no lists.
-        seed: of the null, the random subspaces, the resampling and the lists.
+        seed: of the null, the random subspaces and phases, the resampling and the lists.
         documents: what each prompt is a window of; without, or where there is one alone, every prompt is its own document.
         pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share of the work done, 1).
 
     Returns:
-        Dataset. `r2 [layer]`, `r2_shuffled [layer]` with `..._low` and `..._high`, `r2_by_prompt [prompt, layer]`. With
-        `erase`, along `intervention` ("none", "means all", "random all", "direction all", "shuffled all", "means 4", ...):
-        `loss`, `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual [intervention, band]`,
-        `recall_log_p` and `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`, `kl_by_prompt`,
-        `r2_last_by_prompt`; `rank [intervention, layer]`, dimensions erased, and `removed`, share of the stream's variance
-        that goes, means of both halves. The attribute `not_measured` says what was not and why.
+        Dataset. `r2 [layer, octave]`, `r2_shuffled`, `r2_chosen [octave]`, `r2_chosen_shuffled`, all with `..._low` and
+        `..._high`; `r2_by_prompt [prompt, layer, octave]`, `r2_chosen_by_prompt` and `chosen [prompt, octave]`, the layer.
+        With `erase`, along `intervention` ("none", "means all", "random all", "direction all", "means 4", ...): `loss`,
+        `loss_change`, `kl`, `r2_last`, `r2_last_change`, where measured `residual [intervention, band]`, `recall_log_p` and
+        `recall_exact`, all with a `..._change` and intervals; `loss_by_prompt`, `kl_by_prompt`, `r2_last_by_prompt`; `rank
+        [intervention, layer]`, dimensions erased, `removed`, share of the stream's variance that goes, and `scale`, means
+        of both halves; `control_loss_change_by_prompt [place, control, prompt]`, `control_scale [place, control]`. The
+        attribute `not_measured` says what was not and why.
 
     Raises:
         InputError: too few documents or positions, no such block, an option that cannot be used, values that are not finite.
@@ -121,7 +137,9 @@ def decode(
         raise InputError(
             f"recall={recall} is no multiple of 4 (couples of lists on both halves); give one, or 0 for none"
         )
-    options: dict[str, Any] = {"rank": rank, "bands": bands, "lags": lags, "bootstrap": bootstrap}
+    if controls < 0 or controls == 1:
+        raise InputError(f"controls={controls} have no distribution; give 2 or more, or 0 for none")
+    options: dict[str, Any] = {"rank": rank, "controls": controls, "bands": bands, "lags": lags, "bootstrap": bootstrap}
     options |= {"recall": recall, "seed": seed}
     said, not_measured = options | {"erase": [str(one) for one in erase], "leakage": leakage, "lags": list(lags)}, {}
     if not leakage or not erase:
@@ -142,15 +160,24 @@ def decode(
     measured, pieces = bool(erase), pieces or Store()
     halves = [[_of(unit, half, quarter) for quarter in (0, 1)] for half in (0, 1)]
     whole, layers = part(progress, 0.0, READ if measured else 1.0), range(model.spec.blocks + 1)
-    variables = _of_readers(_read(model, tokens, halves, layers, seed, pieces, whole), unit)
-    coords: dict[str, Any] = {"layer": layers}
+    octaves = bands_of(length)
+    variables = _of_readers(_read(model, tokens, halves, layers, octaves, seed, pieces, whole), unit)
+    coords: dict[str, Any] = {"layer": layers, "octave": list(octaves)}
     if measured:
         outcomes, views = dict[str, Piece](), dict[tuple[Any, ...], Any]()
-        for n, (name, how) in enumerate(names.items()):
-            share = part(progress, *(READ + CHANGED * at / len(names) for at in (n, n + 1)))
+        steps = len(names) + len(erase) * bool(controls)
+        shares = (part(progress, *(READ + CHANGED * at / steps for at in (n, n + 1))) for n in range(steps))
+        for (name, how), share in zip(names.items(), shares, strict=False):
             outcomes[name] = _outcome(model, how, tokens, unit, options, views, pieces.within(name), share)
         variables |= _of_outcomes(outcomes, unit)
         coords |= {"intervention": list(outcomes)}
+        if controls:
+            found = [
+                _controls(model, where, tokens, unit, options, views, pieces.within(f"cosines {where}"), share)
+                for where, share in zip(erase, shares, strict=True)
+            ]
+            variables |= _of_controls(found, outcomes[NONE]["loss"])
+            coords |= {"place": [str(where) for where in erase], "control": range(controls)}
         coords |= {} if options["bands"] is None else band_coordinates(options["bands"])
     if progress is not None:
         progress(1.0, 1.0)
@@ -196,12 +223,13 @@ def _read(
     tokens: Tensor,
     groups: Sequence[Sequence[list[int]]],
     layers: range,
+    bands: Bands,
     seed: int,
     store: Store,
     progress: Progress | None,
-) -> Float[np.ndarray, "prompt layer target"]:
+) -> Float[np.ndarray, "prompt layer band target"]:
     """R^2 on the prompts of two groups, each of two parts, in their order, by readers fitted on the other group."""
-    at_once = max(1, SUMS_BYTES // (4 * 8 * view.spec.width**2))
+    at_once = max(1, SUMS_BYTES // ((2 + 2 * len(bands)) * 8 * view.spec.width**2))
     chunks = [layers[start : start + at_once] for start in range(0, len(layers), at_once)]
     group_of = {n: number for number, group in enumerate(groups) for some in group for n in some}
     prompts = sorted(group_of)
@@ -210,7 +238,7 @@ def _read(
 
     def fit(n: int) -> Piece:
         one, other = groups[n % 2]
-        return retry(lambda: trained(view, tokens, (one, other), chunks[n // 2], seed, report))
+        return retry(lambda: trained(view, tokens, (one, other), chunks[n // 2], bands, seed, report))
 
     pieces = store.each("fit", 2 * len(chunks), fit)
     readers = [
@@ -220,7 +248,7 @@ def _read(
     def tried(numbers: Sequence[int]) -> list[Piece]:
         some = [prompts[at] for at in numbers]
         by = [1 - group_of[n] for n in some]
-        r2 = retry(lambda: explained(view, tokens, some, readers, by, layers, seed, report))
+        r2 = retry(lambda: explained(view, tokens, some, readers, by, layers, bands, seed, report))
         return [{"r2": each} for each in r2]
 
     at_once = prompts_at_once(view, tokens.shape[1])
@@ -229,12 +257,29 @@ def _read(
     return r2
 
 
-def _of_readers(r2: np.ndarray, unit: np.ndarray) -> dict[str, tuple[Any, ...]]:
+def chosen(r2: Float[np.ndarray, "prompt layer band"], unit: np.ndarray) -> Int[np.ndarray, "prompt band"]:
+    """The layer that each prompt is judged at: the best one on the documents of the other part of its half."""
+    found = np.zeros((len(r2), r2.shape[-1]), dtype=int)
+    for half, part_of in product((0, 1), (0, 1)):
+        found[_of(unit, half, part_of)] = r2[_of(unit, half, 1 - part_of)].mean(0).argmax(0)
+    return found
+
+
+def _of_readers(r2: Float[np.ndarray, "prompt layer band target"], unit: np.ndarray) -> dict[str, tuple[Any, ...]]:
     said = "R^2 of log(1 + i) by ridge regression on the stream, documents held out"
-    variables = _over("r2", Variable(("layer",), said), r2[..., TARGETS.index("position")], unit)
-    null = Variable(("layer",), f"{said}, positions shuffled within prompts")
-    variables |= _over("r2_shuffled", null, r2[..., TARGETS.index("shuffled")], unit)
-    variables["r2_by_prompt"] = Variable(("prompt", "layer"), said).of(r2[..., TARGETS.index("position")])
+    whole, within = (r2[..., TARGETS.index(name)] for name in TARGETS[1:])
+    null = np.concatenate([whole[..., :1], within[..., 1:]], -1)  # all positions come first
+    variables: dict[str, tuple[Any, ...]] = {}
+    for end, values, more in (("", r2[..., 0], ""), ("_shuffled", null, ", positions shuffled within prompts")):
+        layer = chosen(values, unit)
+        best = np.take_along_axis(values, layer[:, None], 1)[:, 0]
+        variables |= _over(f"r2{end}", Variable(("layer", "octave"), said + more), values, unit)
+        at = Variable(("octave",), f"{said}, at the layer that other documents chose{more}")
+        variables |= _over(f"r2_chosen{end}", at, best, unit)
+        if not end:
+            variables["r2_by_prompt"] = Variable(("prompt", "layer", "octave"), said).of(values)
+            variables["r2_chosen_by_prompt"] = at._replace(dims=("prompt", "octave")).of(best)
+            variables["chosen"] = Variable(("prompt", "octave"), "layer that other documents chose", "layer").of(layer)
     return variables
 
 
@@ -260,7 +305,7 @@ def _outcome(
 ) -> Piece:
     """Everything in `SAID` and `SIZES`, and `residual` [resample, band], under one intervention, where it was measured.
 
-    `how` is what is erased; nothing: the model as it is. `views` has those with erased means, by place and half.
+    `how` is what is erased; nothing: the model as it is. `views` has the changed models, by what, place and half.
     """
     last = model.spec.blocks
     found = {name: np.zeros(len(tokens)) for name in ("loss", "kl", "r2_last")}
@@ -271,17 +316,17 @@ def _outcome(
         view: Any = model
         if how:
             other = tokens[_of(unit, 1 - half)]
-            where, given = (how["layer"], half), {"rank": options["rank"], "seed": options["seed"] + half}
-            like = views[where] if how["what"] == "random" else None
-            view = erased(model, **how, **given, reference=other, like=like)
-            views.setdefault(where, view)  # means come first
+            given = {"rank": options["rank"], "seed": options["seed"] + half}
+            like = views.get((LIKE.get(how["what"]), how["layer"], half))
+            views[how["what"], how["layer"], half] = view = erased(model, **how, **given, reference=other, like=like)
         heard = {name: part(part(progress, half / 2, (half + 1) / 2), *stage) for name, stage in STAGES.items()}
         loss, kl = consequences(view, tokens[own], model if how else None, heard["loss"], pieces=kept)
         found["loss"][own] = known_mean(loss[:, 1:])  # over positions whose next token the head knows
         found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
         quarters = [[_of(unit, half, quarter, eighth) for eighth in (0, 1)] for quarter in (0, 1)]
-        r2 = _read(view, tokens, quarters, range(last, last + 1), options["seed"], kept, heard["readers"])
-        found["r2_last"][own] = r2[:, 0, TARGETS.index("position")]
+        every = dict([next(iter(bands_of(tokens.shape[1]).items()))])
+        r2 = _read(view, tokens, quarters, range(last, last + 1), every, options["seed"], kept, heard["readers"])
+        found["r2_last"][own] = r2[:, 0, 0, TARGETS.index("position")]
         if options["bands"] is not None:
             drawn = resampling(len(own), options["bootstrap"], options["seed"] + half, list(map(str, unit[own])))
             forms = splits(view, tokens[own], options["bands"], options["lags"], drawn, heard["leakage"], pieces=kept)
@@ -300,6 +345,41 @@ def _outcome(
     return found | {name: values.mean(0) for name, values in sizes.items()}
 
 
+def _controls(
+    model: View,
+    where: Where,
+    tokens: Tensor,
+    unit: Int[np.ndarray, " prompt"],
+    options: Mapping[str, Any],
+    views: Mapping[tuple[Any, ...], Any],
+    pieces: Store,
+    progress: Progress | None,
+) -> Piece:
+    """`loss` [control, prompt] and `scale` [control] of the controls of "direction" at one place."""
+    count = options["controls"]
+    loss, scale = np.zeros((count, len(tokens))), np.zeros((2, count))
+    for n, (half, control) in enumerate(product((0, 1), range(count))):
+        own, other = _of(unit, half), _of(unit, 1 - half)
+        like, seed = views["direction", where, half], options["seed"] + control  # one function for both halves
+        view = erased(model, "cosines", layer=where, reference=tokens[other], seed=seed, like=like)
+        heard = part(progress, n / (2 * count), (n + 1) / (2 * count))
+        found, _ = consequences(view, tokens[own], None, heard, pieces=pieces.within(f"half {half} control {control}"))
+        loss[control, own] = known_mean(found[:, 1:])
+        scale[half, control] = np.median([eraser.scale for eraser in view.prepared.values()])
+    return {"loss": loss, "scale": scale.mean(0)}
+
+
+def _of_controls(found: Sequence[Piece], plain: Float[np.ndarray, " prompt"]) -> dict[str, tuple[Any, ...]]:
+    said = "next-token loss without another smooth direction, change by the intervention"
+    losses = np.stack([one["loss"] for one in found]) - plain
+    scale = Variable(("place", "control"), "times that direction is taken to move the stream as far, median of blocks")
+    return {
+        "control_loss_change_by_prompt": Variable(("place", "control", "prompt"), said, "nat").of(losses),
+        "control_loss_change": Variable(("place", "control"), said, "nat").of(losses.mean(-1)),
+        "control_scale": scale.of(np.stack([one["scale"] for one in found])),
+    }
+
+
 SAID = {
     "loss": ("next-token loss, mean over positions from 1 on", "nat"),
     "kl": ("KL divergence of the next token from the model as it is, mean over positions from 1 on", "nat"),
@@ -310,6 +390,7 @@ SAID = {
 SIZES = {
     "rank": "dimensions that are erased before a block",
     "removed": "share of the stream's variance that is erased before a block",
+    "scale": "times what was found is taken, to take as much as what it is the control of",
 }
 
 

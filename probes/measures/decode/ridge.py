@@ -1,6 +1,6 @@
 r"""A linear reader of log(1 + i): ridge regression on the residual stream, from sums that do not grow with the prompts.
 
-Of streams x_n (positions from 1 on of all prompts of a training set) with targets z_n = log(1 + i),
+Of streams x_n (positions of a band, of all prompts of a training set) with targets z_n = log(1 + i),
 
     w = (S + lambda I)^{-1} c,   S = \sum (x - x̄)(x - x̄)^T,   c = \sum (x - x̄)(z - z̄),   z^ = z̄ + w . (x - x̄),
 
@@ -8,17 +8,22 @@ which needs no more of the streams than their moments, the sum of (1, x, z)(1, x
 `STRENGTHS` times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted
 on either part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
-What is predicted beyond the prompt's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a
+Each band of positions has a reader of its own: all from 1 on, and the octaves, 2 to 3, 4 to 7 and so on (`bands_of`). Most
+of the variance of log(1 + i) over all positions lies in the first ones; R^2 within an octave compares what is left with the
+variance around the octave's own mean, so that a reader that knows the octave alone has 0.
+
+What is predicted beyond the band's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a
 single token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in
 the middle of SmolLM2-135M, 32 prompts of 128 tokens).
 
-A second target is the null: the same numbers in another order in every prompt.
+Two more targets are the nulls: the same numbers in another order in every prompt, over all positions and within octaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -34,16 +39,32 @@ from ...run.precision import double, precise
 from ...run.store import Piece
 
 STRENGTHS = 10.0 ** np.arange(-9, 4)
-TARGETS = ("position", "shuffled")
+TARGETS = ("position", "shuffled", "shuffled within octaves")
+Bands: TypeAlias = Mapping[str, slice]  # rows of positions from 1 on, by the positions' name
+
+
+def bands_of(length: int) -> Bands:
+    """All positions from 1 on, "1-127", and their octaves of two positions or more, "2-3", "4-7", ..., "64-127"."""
+    starts = [2**n for n in range(1, (length - 2).bit_length())]
+    ends = [(1, length), *((start, min(2 * start, length)) for start in starts)]
+    return {f"{start}-{stop - 1}": slice(start - 1, stop - 1) for start, stop in ends}
 
 
 def targets(
     length: int, prompts: Sequence[int], seed: int, device: torch.device
 ) -> Float[Tensor, "prompt position target"]:
-    """log(1 + i) of the positions from 1 on, and the same in an order of each prompt's own."""
-    orders = np.stack([np.random.default_rng([seed, n]).permutation(length - 1) for n in prompts])
-    logs, order = log_position(length, device), torch.from_numpy(orders).to(device)
-    return torch.stack([logs.expand(order.shape), logs[order]], -1)
+    """log(1 + i) of the positions from 1 on, and the same in orders of each prompt's own."""
+    places, octaves = np.arange(length - 1), [*bands_of(length).values()][1:]
+
+    def orders(prompt: int) -> np.ndarray:
+        draw, within = np.random.default_rng([seed, prompt]), places.copy()
+        whole = draw.permutation(places)
+        for octave in octaves:
+            within[octave] = draw.permutation(places[octave])
+        return np.stack([places, whole, within], -1)
+
+    order = torch.from_numpy(np.stack([orders(n) for n in prompts])).to(device)
+    return log_position(length, device)[order]
 
 
 def looked_at(
@@ -73,9 +94,10 @@ def looked_at(
 
 
 def fitted(
-    moments: Float[Tensor, "layer row row"],
-) -> tuple[Float[Tensor, "layer target strength d"], Float[Tensor, "layer target strength"]]:
-    """Readers of every layer, w and what is added to w . x, for every target and strength; rows are 1, x and z."""
+    sums: Float[Tensor, "layer band row row"],
+) -> tuple[Float[Tensor, "layer band target strength d"], Float[Tensor, "layer band target strength"]]:
+    """Readers of every layer and band, w and what is added to w . x, by target and strength; rows are 1, x and z."""
+    moments = sums.flatten(0, 1)
     found, size = list[tuple[Tensor, Tensor]](), max(1, block_numbers(moments.device) // moments[0].numel())
     x, z = slice(1, -len(TARGETS)), slice(-len(TARGETS), None)
     for some in moments.split(size):
@@ -88,7 +110,7 @@ def fitted(
         below = sizes[:, None] + torch.from_numpy(STRENGTHS).to(sizes)[:, None] * unit  # [layer, strength, d]
         weights = (along.mT[:, :, None] / below[:, None]) @ vectors.mT[:, None]
         found.append((weights, level[..., None] - (weights @ mean[:, None, :, None])[..., 0]))
-    weights, constants = (torch.cat(each) for each in zip(*found, strict=True))
+    weights, constants = (torch.cat(each).unflatten(0, sums.shape[:2]) for each in zip(*found, strict=True))
     return weights, constants
 
 
@@ -98,10 +120,10 @@ def error(
     x: Float[Tensor, "prompt position d"],
     z: Float[Tensor, "prompt position target"],
 ) -> Float[Tensor, "prompt target ..."]:
-    """Sums over positions of squared errors, of predictions within the range of the prompt's targets."""
+    """Sums over positions of squared errors, of predictions within the range of the band's positions."""
     each = weights.unsqueeze(1) if weights.ndim == 2 else weights  # [target, strength, d]
     predicted = torch.einsum("tsd,npd->ntsp", each, x) + constants.reshape(each.shape[:2])[..., None]
-    truth, lowest, highest = z.mT[:, :, None], z.amin(), z.amax()  # all prompts have the same targets, in some order
+    truth, (lowest, highest) = z.mT[:, :, None], z[0, :, 0].aminmax()  # all prompts have the same positions
     left = (truth - predicted.clamp(lowest, highest)).square().sum(-1)
     return left.reshape(len(x), *constants.shape)
 
@@ -111,22 +133,23 @@ def trained(
     tokens: Int[Tensor, "prompt position"],
     halves: tuple[Sequence[int], Sequence[int]],
     layers: range,
+    bands: Bands,
     seed: int,
     report: Callable[[int], object],
 ) -> Piece:
-    """Readers of these layers, fitted on prompts in two parts of different documents.
+    """Readers of these layers and bands, fitted on prompts in two parts of different documents.
 
     Of strengths whose errors are equal the greatest is taken.
 
     Returns:
-        `weights` [layer, target, d], `constant` [layer, target].
+        `weights` [layer, band, target, d], `constant` [layer, band, target].
 
     Raises:
         InputError: streams that are not finite.
     """
     rows, count, device = 1 + model.spec.width + len(TARGETS), len(layers), precise(model.device)
-    parts = torch.zeros(2, count, rows, rows, dtype=torch.float64, device=device)
-    errors = torch.zeros(count, len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
+    parts = torch.zeros(2, count, len(bands), rows, rows, dtype=torch.float64, device=device)
+    errors = torch.zeros(count, len(bands), len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
 
     def of_halves(start: int, count: int) -> list[tuple[int, slice]]:
         """Which prompts of a batch are of which half."""
@@ -137,13 +160,15 @@ def trained(
     def add(at: int, x: Tensor, z: Tensor, start: int) -> None:
         rows = torch.cat([torch.ones_like(x[..., :1]), x, z], -1)
         for half, own in of_halves(start, len(rows)):
-            flat = rows[own].flatten(0, 1)
-            parts[half, at].addmm_(flat.T, flat)
+            for n, band in enumerate(bands.values()):
+                flat = rows[own, band].flatten(0, 1)
+                parts[half, at, n].addmm_(flat.T, flat)
 
     def test(readers: Sequence[tuple[Tensor, Tensor]], at: int, x: Tensor, z: Tensor, start: int) -> None:
         for half, own in of_halves(start, len(x)):
             weights, constants = readers[half]
-            errors[at] += error(weights[at], constants[at], x[own], z[own]).sum(0)
+            for n, band in enumerate(bands.values()):
+                errors[at, n] += error(weights[at, n], constants[at, n], x[own, band], z[own, band]).sum(0)
 
     prompts = [*halves[0], *halves[1]]
     looked_at(model, tokens, prompts, layers, seed, add, report)
@@ -151,9 +176,10 @@ def trained(
         raise not_finite(model, "residual streams")
     readers = [fitted(parts[1]), fitted(parts[0])]  # fitted on one part, tried on the other
     looked_at(model, tokens, prompts, layers, seed, partial(test, readers), report)
-    best = len(STRENGTHS) - 1 - errors.flip(-1).argmin(-1)  # [layer, target]
-    place = torch.arange(count, device=device)[:, None], torch.arange(len(TARGETS), device=device), best
-    weights, constants = (values[place].cpu().numpy() for values in fitted(parts.sum(0)))
+    best = len(STRENGTHS) - 1 - errors.flip(-1).argmin(-1)  # [layer, band, target]
+    weights, constants = fitted(parts.sum(0))
+    weights = weights.take_along_dim(best[..., None, None], -2)[..., 0, :].cpu().numpy()
+    constants = constants.take_along_dim(best[..., None], -1)[..., 0].cpu().numpy()
     return {"weights": weights, "constant": constants}
 
 
@@ -164,10 +190,11 @@ def explained(
     readers: Sequence[Piece],
     which: Sequence[int],
     layers: range,
+    bands: Bands,
     seed: int,
     report: Callable[[int], object],
-) -> Float[np.ndarray, "chosen layer target"]:
-    """R^2 on some prompts: 1 - left / sum over a prompt's positions of (z - mean z)^2.
+) -> Float[np.ndarray, "chosen layer band target"]:
+    """R^2 on some prompts: 1 - left / sum over a prompt's positions of a band of (z - their mean)^2.
 
     `which` says by which of the readers each prompt is read.
     """
@@ -177,10 +204,16 @@ def explained(
     )
 
     def look(at: int, x: Tensor, z: Tensor, start: int) -> None:
-        left = torch.stack([error(*one, x, z) for one in zip(weights[:, at], constants[:, at], strict=True)])
-        found.append(1 - left / (z - z.mean(1, keepdim=True)).square().sum(1))
+        of_bands = list[Tensor]()
+        for n, band in enumerate(bands.values()):
+            own, truth = x[:, band], z[:, band]
+            left = torch.stack(
+                [error(*one, own, truth) for one in zip(weights[:, at, n], constants[:, at, n], strict=True)]
+            )
+            of_bands.append(1 - left / (truth - truth.mean(1, keepdim=True)).square().sum(1))
+        found.append(torch.stack(of_bands, 2))
 
     looked_at(model, tokens, prompts, layers, seed, look, report)
-    # [batch of layers][reader, prompt, target]
+    # [batch of layers][reader, prompt, band, target]
     each = [torch.stack(found[n : n + len(layers)], 2) for n in range(0, len(found), len(layers))]
     return torch.cat(each, 1).cpu().numpy()[list(which), range(len(prompts))]
