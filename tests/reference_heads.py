@@ -145,13 +145,13 @@ def leakage(logits: Tensor, first: int, last: int, lags: Sequence[int]) -> dict[
     def covariance(x: str, y: str) -> float:
         return float(by_lag(x, y).mean())
 
-    own, square = ((halves[0][name].mean(-1) + halves[1][name].mean(-1)) / 2 for name in ("own", "square"))
+    (own, square), (own_2, square_2) = ([half[name].mean(-1) for name in ("own", "square")] for half in halves)
     total, s, m, d, k, x, whole = (covariance(name, name) for name in ("l", "S", "M", "D", "K", "X", "X+"))
     uncorrected = float(((halves[0]["l"] + halves[1]["l"]) / 2).var(-1, correction=0).mean())
     return {
         "log_form": [total, s, m, d, 2 * (covariance("M", "D") - covariance("S", "M") - covariance("S", "D"))],
         "parties": [covariance(one, other) for one, other in itertools.product(("-M", "-C", "X"), repeat=2)],
-        "position_share": [float((by_lag("l", "l") / (square - own.square())).mean())],
+        "position_share": [float((by_lag("l", "l") / ((square + square_2) / 2 - own * own_2)).mean())],
         "log_source": [m - covariance("X+", "M"), whole - covariance("X+", "M")],
         "log_stream": [whole],
         "steady_stream": [x],

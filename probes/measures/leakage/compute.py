@@ -20,7 +20,8 @@ part that the query's place explains, mean over lags:
 
     p = mean over lags of  V(l) at the lag / Var_{n,i} log A^n_{i,i-lag}
 
-The numerator is V as above, free of noise; the denominator pools the prompts of both halves and holds all there is. 0: the
+The numerator is V as above, free of noise; the denominator pools the prompts of both halves and holds all there is (the
+square of its mean is the product of the halves' means, or few prompts would make it too large). 0: the
 text makes all that varies. 1: all prompts follow one trend, as uniform attention does under a causal mask. A head whose
 logits are scaled has another V(l), and a p that changes far less. Denominators are taken as 1e-9 nat^2 at least (rounding).
 

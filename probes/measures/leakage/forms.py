@@ -194,11 +194,14 @@ class _Drawn:
         return (explained.unflatten(1, whole.shape[1:]) / whole).mean(-1)
 
     def spread(self, x: Tensor) -> Float[Tensor, "resample head lag"]:
-        """Variance over queries and the prompts of both halves, `ROUNDING` at least."""
+        """Variance over queries and the prompts of both halves, `ROUNDING` at least.
+
+        The square of the mean is the product of the halves' means, or few prompts would make it too large.
+        """
         near_0 = x - x.mean((0, 1, 4), keepdim=True)
         parts = (y.mean(-1) for y in (near_0, near_0.square()))
-        mean, square = (torch.einsum("hbn,hnal->bal", self._weights / 2, y) for y in parts)
-        return (square - mean.square()).clamp_min(ROUNDING)
+        means, squares = (torch.einsum("hbn,hnal->hbal", self._weights, y) for y in parts)
+        return (squares.mean(0) - means.prod(0)).clamp_min(ROUNDING)
 
     def variance(self, x: Tensor) -> Float[Tensor, "resample head"]:
         """Of the mean of both halves, its sampling noise included."""
