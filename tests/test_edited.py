@@ -127,11 +127,14 @@ def test_drawn_tokens_are_each_prompt_s_own():
 
 
 @pytest.mark.parametrize(("name", "backend"), SOME)
-def test_without_key_0_rows_are_normalized_anew(name, backend):
+def test_without_key_0_rows_are_normalized_anew_and_without_its_value_they_are_not(name, backend):
     model = doubled(name, backend)
     own = first(model)
     expected = own.pattern()
+    expected[:, 2, 1:, 0] = 0
+    close(first(reweighed(model, "without-value-0", heads=[(0, 2)])).pattern(), expected, 1e-9, 1e-12)
     expected[..., 1:, 0] = 0
+    close(first(reweighed(model, "without-value-0")).pattern(), expected, 1e-9, 1e-12)
     learned = 0 if own.sink is None else (own.sink[:, None, None] - own.weighed()[1]).exp()  # it takes its share
     expected /= expected.sum(-1, keepdim=True) + learned
     close(first(reweighed(model, "without-0")).pattern(), expected, 1e-9, 1e-12)

@@ -7,8 +7,9 @@ from typing import Any
 
 import families
 import numpy as np
+import pytest
 import torch
-from measured import close, drawn_tokens, refused, view
+from measured import close, drawn_tokens, known_model, known_tokens, refused, view
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -21,8 +22,8 @@ NEAR = (
 )
 
 
-def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bool) -> Tensor:
-    """Log probabilities [position, id], token by token, from caches of which keys are dropped.
+def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bool, value_0: bool = True) -> Tensor:
+    """Log probabilities [position, id], token by token, from caches of which keys, or the value of key 0, are dropped.
 
     Keys are cached before rotation, and rotated to their place in the text, or in the cache as it is now.
     """
@@ -42,6 +43,7 @@ def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bo
             cache.append((i, k, v))
             if len(cache) > first + last:
                 del cache[first]
+                cache[0] = cache[0] if value_0 else (0, cache[0][1], 0 * v)
             places = range(len(cache)) if renumbered else [at for at, _, _ in cache]
             heads = []
             for head in range(len(q)):
@@ -60,19 +62,20 @@ def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bo
 
 def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token():
     model, seen = families.model("llama", dtype=torch.float64), view("llama", dtype="float64")
-    found = sinks(seen, TOKENS[:2], evict=(0, 2), keep=(5, 22))
-    truth = np.zeros((2, 2, 2, 2))  # first_keys, numbering, cache, (loss change, KL), of last_keys 5
+    found = sinks(seen, TOKENS[:2], evict=(0, 2, 1), keep=(5, 22))
+    truth = np.zeros((3, 2, 2, 2))  # first_keys, numbering, cache, (loss change, KL), of last_keys 5; of no value last
     with torch.no_grad():
         for tokens in TOKENS[:2]:
             own = decoded(model, tokens, 0, 99, renumbered=False)[:-1]
-            for (a, first), b in product(enumerate((0, 2)), (0, 1)):
-                other = decoded(model, tokens, first, 5, renumbered=b == 1)[:-1]
+            for (a, first), b in product(enumerate((0, 2, 1)), (0, 1)):
+                other = decoded(model, tokens, first, 5, renumbered=b == 1, value_0=first != 1)[:-1]
                 change = (own - other).gather(-1, tokens[1:, None])[:, 0]
                 kl = (own.exp() * (own - other)).sum(-1)
                 for d, some in enumerate((slice(1, first + 5), slice(first + 5, None))):
                     truth[a, b, d] += [float(x[some].mean()) / 2 for x in (change, kl)]
     at = found.sel(last_keys=5)
-    close(np.stack([at.evict_loss_change, at.evict_kl], -1), truth, NEAR, NEAR)
+    close(np.stack([at.evict_loss_change[:2], at.evict_kl[:2]], -1), truth[:2], NEAR, NEAR)
+    close(np.stack([at.evict_value_loss_change, at.evict_value_kl], -1), truth[2], NEAR, NEAR)
     # 2 + 22 keys are all that a prompt has: bit for bit the model as it is, and no position has lost any.
     whole = found.sel(first_keys=2, last_keys=22)
     assert (whole.evict_kl.sel(cache="whole") == 0).all()
@@ -80,6 +83,25 @@ def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token
     assert whole.evict_kl.sel(cache="cut").isnull().all()
     close(found.evict_kl_by_prompt.mean("prompt"), found.evict_kl, 1e-6)  # kept in float32
     assert (found.evict_kl_low.sel(last_keys=5, cache="cut") >= 0).all()
+
+
+@torch.no_grad()
+def test_what_the_value_of_key_0_is_worth_in_closed_form():
+    """Of 1 + 3 keys the first has the weight a; it writes u, the others write t, and the head reads the stream out."""
+    model: Any = known_model(sink_value=[0, 0, 3, 0], text_value=[0, 0, 0, 2], sharp=2.0)
+    model._model.get_decoder().layers[0].mlp.down_proj.weight.zero_()
+    model._model.lm_head.weight.copy_(torch.eye(4))
+
+    def log_p(first: Any, others: Any) -> Tensor:  # [query, id]; the norm makes vectors 2 long
+        stream = torch.stack(torch.broadcast_tensors(*map(torch.as_tensor, (0.0, 1.0, 3 * first, 2 * others))), -1)
+        return (2 * stream / stream.norm(dim=-1, keepdim=True)).double().log_softmax(-1)
+
+    found = sinks(model, known_tokens(10), evict=(0, 1), keep=(3,)).sel(cache="cut", last_keys=3, numbering="text")
+    a = np.exp(2) / (np.exp(2) + 3)
+    whole = np.exp(2) / (np.exp(2) + np.arange(4, 9))  # of the queries that have lost keys
+    p = log_p(whole, 1 - whole)
+    for kl, q in ((found.evict_kl[1], log_p(a, 1 - a)), (found.evict_value_kl, log_p(0.0, 1 - a))):
+        assert kl.item() == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
 
 
 def test_what_has_positions_of_the_text_alone():

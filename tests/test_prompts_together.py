@@ -39,7 +39,9 @@ MEASURES: dict[str, Callable[[View, int], Any]] = {
     "losses, erased": lambda view, count: consequences(
         probes.erased(view, reference=tokens(count)), tokens(count), view
     ),
-    "evictions": lambda view, count: probes.sinks(view, tokens(count), keys=(0,), evict=(0, 2), keep=(4,)),
+    "evictions and joint removal": lambda view, count: probes.sinks(
+        view, tokens(count), keys=(0,), effect=0, evict=(0, 1), keep=(4,)
+    ),
     **{f"losses, {name}": changed(name) for name in ("mean@1", "held-log-z", "random:keys")},
 }
 

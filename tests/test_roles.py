@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import families
@@ -11,12 +14,11 @@ import pytest
 import reference_heads
 import torch
 from measured import LAYER_NORM, TOKENS, behind, close, drawn_tokens, known_model, known_tokens, recorded, view
-from torch import Tensor, nn
+from torch import Tensor
 
 import probes
 from probes.measures.sinks import sinks
 from probes.measures.sinks.roles import MEDIANS, ROLES, RULES, assigned, role_names, role_shares, sensitivity_rows
-from probes.models.families import FAMILIES
 from probes.models.swap import swapped
 from probes.models.view import View
 from probes.results.statistics import Interval, jackknifed
@@ -179,53 +181,61 @@ def test_intervals_are_over_documents():
 # ----------------------------------------------------------------------------------------------------------- effects
 
 
-def hooked(original: Any, layer: int, term: Tensor | float, tokens: Tensor) -> Tensor:
-    """Log-probabilities of the model with `term` [T, H c] taken from what its output projection reads."""
-    family = FAMILIES[original.config.model_type]
-    attention = getattr(getattr(original.get_decoder(), family.blocks)[layer], family.attention)
+def eager(name: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
+    """Log-probabilities on `TOKENS` in float64, by whole patterns; some heads do not read position 0."""
+    config: Any = families.FAMILIES[name]()
+    config._attn_implementation = "eager"
+    model: Any = families.build(config, dtype=torch.float64)
+    module, heads, anew = sys.modules[type(model).__module__], list[tuple[int, int]](), False
+    plain = module.eager_attention_forward
 
-    def subtract(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0] - term, *args[1:])
+    def changed(own: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **how: Any) -> tuple[Tensor, Tensor]:
+        chosen = [head for layer, head in heads if layer == own.layer_idx]
+        hidden = mask.expand(-1, families.HEADS, -1, -1).clone()
+        hidden[:, chosen, 1:, 0] = torch.finfo(mask.dtype).min
+        output, weights = plain(own, query, key, value, hidden if anew else mask, **how)
+        kept = weights[:, chosen].clone()
+        kept[:, :, 1:, 0] = 0
+        output, value = output.clone(), value.repeat_interleave(families.HEADS // value.shape[1], 1)
+        output[:, :, chosen] = (kept @ value[:, chosen]).transpose(1, 2)  # [prompt, query, head, c]
+        return output, weights
 
-    handle = getattr(attention, family.output).register_forward_pre_hook(subtract)
-    try:
-        return original(input_ids=tokens[None], use_cache=False).logits[0].log_softmax(-1)
-    finally:
-        handle.remove()
+    @torch.no_grad()
+    def run(*of: tuple[int, int], weight: bool = False) -> Tensor:
+        nonlocal heads, anew
+        heads, anew = list(of), weight
+        return model(TOKENS, use_cache=False).logits.log_softmax(-1)
 
-
-@torch.no_grad()
-def effects_of(name: str) -> dict[str, np.ndarray]:
-    """Of every prompt and head: the model run once more, whole, and divergence and loss entry by entry."""
-    original: Any = families.model(name).double().eval()
-    shape = families.BLOCKS, families.HEADS
-    found = {what: np.zeros((len(TOKENS), *shape)) for what in ("effect", "loss_change")}
-    for n, run in enumerate(recorded(view(name, dtype="float64"), TOKENS)):
-        plain, length = hooked(original, 0, 0.0, TOKENS[n]), TOKENS.shape[1]
-        for layer, head in np.ndindex(shape):
-            values = run["values"][layer]
-            term = torch.zeros(length, families.HEADS, values.shape[-1], dtype=torch.float64)
-            for i in range(1, length):
-                term[i, head] = run["patterns"][layer][head][i, 0] * values[head, 0]
-            changed = hooked(original, layer, term.flatten(1), TOKENS[n])
-            assert torch.equal(changed[0], plain[0])
-            kl = [(plain[i].exp() * (plain[i] - changed[i])).sum().item() for i in range(1, length)]
-            following = [int(TOKENS[n, i + 1]) for i in range(1, length - 1)]
-            loss = [(plain[i, t] - changed[i, t]).item() for i, t in enumerate(following, 1)]
-            found["effect"][n, layer, head] = sum(kl) / len(kl)
-            found["loss_change"][n, layer, head] = sum(loss) / len(loss)
-    return found
+    monkeypatch.setattr(module, "eager_attention_forward", changed)
+    softmax = torch.nn.functional.softmax  # which families ask for in float32
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim=-1, dtype=None: softmax(x, dim))
+    return run
 
 
 @pytest.mark.parametrize("name", families.FAMILIES)
-def test_effects_are_those_of_hooks_on_the_model_in_float64(name):
-    found, truth = sinks(view(name, dtype="float64"), TOKENS, effect=True), effects_of(name)
+def test_effects_are_those_of_whole_patterns_in_float64(name, monkeypatch):
+    found, run = sinks(view(name, dtype="float64"), TOKENS, effect=True), eager(name, monkeypatch)
+    plain, every = run(), list(np.ndindex(families.BLOCKS, families.HEADS))
     # RMS norms of transformers compute in float32: a batch of heads may round otherwise than a prompt alone.
     noise = 1e-10 if name in LAYER_NORM else 1e-6
-    for what, each in truth.items():
-        close(found[what], each.mean(0), noise, noise)
-        close(found[f"{what}_by_prompt"], each, 1e-5, 1e-6)
+
+    def expected(*heads: Any, last: int | None = None, **how: Any) -> list[Tensor]:
+        other = run(*heads, **how)
+        assert torch.equal(other[:, 0], plain[:, 0])
+        kl, change = (plain.exp() * (plain - other)).sum(-1), (plain - other)[:, :-1].gather(-1, TOKENS[:, 1:, None])
+        return [kl[:, 1:last].mean(1), change[:, 1:, 0].mean(1)]
+
+    for at in every:
+        for what, each in zip(("effect", "loss_change"), expected(at), strict=True):
+            close(found[what][at], each.mean(), noise, noise)
+            close(found[f"{what}_by_prompt"][:, *at], each, 1e-5, 1e-6)
     assert float(found.effect.min()) > 1e-4  # there is something to agree on
+    for n, removed in itertools.product((0, 1), found.removed.values):
+        heads = [at for at in every if (found.attends[at] > 0.3) == (n == 0)]
+        assert int(found.group_heads[n]) == len(heads)
+        truth = expected(*heads, last=-1, weight=removed != "value") if heads else [math.nan] * 2
+        for what, each in zip(("kl", "loss_change"), truth, strict=True):
+            close(found[f"joint_{what}_by_prompt"].sel(removed=removed)[:, n], each, 1e-5, 1e-6)
 
 
 def test_the_effect_of_a_head_that_copies_what_stands_at_0():
@@ -242,6 +252,13 @@ def test_the_effect_of_a_head_that_copies_what_stands_at_0():
     # The first prompt's next token is 1, the second's 2.
     assert found.loss_change.item() == pytest.approx(float(sum(p[t] - q[t] for t in (1, 2)) / 2), rel=1e-5)
     assert (role(found), found.role_sure.item()) == ("reads", 1)  # of two prompts that do the same
+    # All sink heads are this one, and what it would read elsewhere is nothing.
+    close(found.joint_kl, [[found.effect.item()] * 2, [math.nan] * 2], 1e-5)
+    assert (found.group_heads.values.tolist(), found.loss_rises.item()) == (
+        [1, 0],
+        0,
+    )  # two prompts that lose differently
+    assert sinks(known_model(sink_value=[0] * 4, text_value=[0] * 4), known_tokens(32), effect=0).group_heads[1] == 1
 
 
 def test_some_effects_are_those_of_the_first_heads_on_the_first_prompts(monkeypatch):

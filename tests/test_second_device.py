@@ -75,7 +75,7 @@ def test_a_simulated_device_is_one():
 
 
 SKETCH: dict[str, Any] = {"method": "sketch", "products": 8}
-EVICTED: dict[str, Any] = {"evict": (0, 2), "keep": (8,)}
+EVICTED: dict[str, Any] = {"evict": (0, 1), "keep": (8,)}
 LEAKS: dict[str, Any] = {"bands": [(9, 16)], "bootstrap": 5}
 SWAP: dict[str, Any] = LEAKS | {"profile_prompts": 1, "products": 8}
 RECALL: dict[str, Any] = {"pairs": 4, "keys": "apart", "digits": 3, "contexts": 2, "candidates": 4}

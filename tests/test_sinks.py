@@ -27,6 +27,7 @@ from transformers import MistralConfig
 
 import probes
 from probes.cli.console import print_table
+from probes.data.prompts import draw
 from probes.headlines import numbers
 from probes.measures.sinks import MEASURE, Options, sinks
 from probes.measures.sinks.collectors import LEAST, collectors, named, token_rows
@@ -206,7 +207,19 @@ def test_the_table_of_heads_and_the_headlines():
         shown = {"own output": at.output_own, "reacts": at.reacts, "value 0/rest": at.value_norm[0] / at.value_norm[1]}
         for name, value in shown.items():
             assert float(row[name]) == pytest.approx(float(value), 0.01, 1e-3)
-        assert row["effect"] == "-"
+
+
+@pytest.mark.parametrize(("name", "first"), [("tiny-llama", "auto"), ("tiny-llama", "none"), ("tiny-qwen2", "auto")])
+def test_a_line_where_prompts_lack_the_model_s_bos(name, first):
+    model = probes.load(name)
+    drawn = draw(model, n=2, length=16, first=first)
+    ds = sinks(model, drawn.tokens)
+    lacking = (ds.attrs["lacks_bos"],) if first == "none" else ()
+    assert drawn.remarks == tuple(MEASURE.answer({"it": ds})[1:]) == lacking
+    assert first != "none" or "was trained with <|bos|> in front, and 2 of 2 prompts lack it" in lacking[0]
+    tokens = drawn_tokens(3, first=torch.tensor([0, 5, 0]))
+    assert "1 of 3 prompts" in sinks(view("llama"), tokens).lacks_bos
+    assert "lacks_bos" not in sinks(view("llama", bos="dedicated"), tokens).attrs  # a token that is not put first
 
 
 def test_options_are_read():

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.stats import t as student
 
 from probes.results.curves import shift_null, spearman
-from probes.results.statistics import ends, jackknifed, numbered, over_runs, resampling, units
+from probes.results.statistics import Interval, ends, holm, jackknifed, numbered, over_runs, resampling, units
 from probes.results.ushape import shape_of
 
 LENGTH = 64
@@ -82,3 +83,15 @@ def test_what_tells_nothing_has_no_interval():
 def test_over_runs_is_students_t():
     reach = 4.302653 / math.sqrt(3)
     assert over_runs([1.0, 2.0, 3.0, np.nan]) == pytest.approx((2, 2 - reach, 2 + reach, 2), rel=1e-6)
+
+
+def test_holm_s_order():
+    """The smallest p has to be at most 0.05 / 3, the next 0.05 / 2, the last 0.05; behind one that is not, none counts."""
+
+    def of(*p: float) -> Interval:
+        t = student.isf(np.array(p) / 2, 7)
+        return Interval(t, t - student.ppf(0.975, 7), t + student.ppf(0.975, 7), 7)  # type: ignore[arg-type]
+
+    assert holm(of(0.03, 0.01, 0.02), 7).tolist() == [True] * 3
+    assert holm(of(0.04, 0.03, 0.018, np.nan), 7).tolist() == [False] * 4
+    assert holm(of(0.04, 0.03, 0.016), 7).tolist() == [False, False, True]

@@ -33,7 +33,8 @@ UNREAD = {
         "written_by_prompt",
         "output*_by_prompt",
         "reacts*_by_prompt",
-        "*effect_by_prompt",
+        "effect_by_prompt",
+        "loss_change_by_prompt",
     ),
     "bos-swap": ("sensitivity_*",),
 }

@@ -27,7 +27,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ..errors import InputError
-from ..models.checks import check_id, check_length
+from ..models.checks import check_id, check_length, lacks_bos
 from ..models.load import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
@@ -154,7 +154,8 @@ def draw(
     windows = torch.from_numpy(windows)[:, : length - len(before)]
     tokens = torch.cat([torch.tensor(before, dtype=torch.long).expand(n, -1), windows], dim=1)
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
-    return Drawn(tokens, attributes, (), tuple(read[place].name for place in places))
+    said = filter(None, [lacks_bos(model, tokens)])
+    return Drawn(tokens, attributes, tuple(said), tuple(read[place].name for place in places))
 
 
 def check_source(
@@ -256,4 +257,5 @@ def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
         f"{model.identity.name}: {named(chat)} gives {count} prompt{'s' * (count > 1)} of {common} tokens, "
         f"instead of {n} of {length}; more or longer conversations give more"
     )
-    return Drawn(tokens, attributes, () if (count, common) == (n, length) else (fewer,))
+    said = filter(None, [fewer * ((count, common) != (n, length)), lacks_bos(model, tokens)])
+    return Drawn(tokens, attributes, tuple(said))

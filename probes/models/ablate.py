@@ -11,7 +11,7 @@ log Z.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,10 +26,11 @@ from .checks import check_tokens
 from .edited import Change, Edited
 from .fused import query_blocks
 from .load import takes_model
-from .view import Attention, Edit, View
+from .view import Attention, Edit, Reweigh, View
 
 How: TypeAlias = Literal["zero", "mean"]
-Weights: TypeAlias = Literal["without-0", "constant-sink", "held-log-z"]
+Weights: TypeAlias = Literal["without-0", "without-value-0", "constant-sink", "held-log-z"]
+WITHOUT: tuple[Weights, ...] = ("without-0", "without-value-0")  # what needs no means
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 TINY = 1e-12  # of what is divided by
 
@@ -54,6 +55,30 @@ def ablated(
     """
     if how not in get_args(How):
         raise InputError(f"how '{how}' is unknown; give {', '.join(get_args(How))}")
+    by_layer = _by_layer(model, heads)
+    if how == "mean":
+        check_reference(model, reference)
+
+    def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
+        if how == "zero":
+            return [Edit("output", layer, partial(_put, at, 0.0)) for layer, at in by_layer.items()]
+        places = ((1, None), (0, 0))  # behind position 0, then at it
+        return [
+            Edit("output", layer, partial(_put, at, means[layer][n, at]), position)
+            for layer, at in by_layer.items()
+            for n, position in places
+        ]
+
+    said = f"{_named(by_layer)} {how}"
+    return Edited(model, Change(said, edits, lambda model: _outputs(model, by_layer, reference, how)))
+
+
+def _by_layer(model: View, heads: Sequence[Head]) -> dict[int, list[int]]:
+    """Heads by their block.
+
+    Raises:
+        InputError: none, one twice, or one that does not exist.
+    """
     chosen = [(int(layer), int(head)) for layer, head in heads]
     blocks, count = model.spec.blocks, model.spec.heads
     for layer, head in chosen:
@@ -66,22 +91,11 @@ def ablated(
         raise InputError("heads name none; give some, as in 18.8,26.2")
     if twice := [f"{layer}.{head}" for layer, head in chosen if chosen.count((layer, head)) > 1]:
         raise InputError(f"head {twice[0]} is named twice; give each once, as in 18.8,26.2")
-    if how == "mean":
-        check_reference(model, reference)
-    by_layer = {layer: [head for at, head in chosen if at == layer] for layer, _ in chosen}
+    return {layer: [head for at, head in chosen if at == layer] for layer, _ in chosen}
 
-    def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
-        if how == "zero":
-            return [Edit("output", layer, partial(_put, at, 0.0)) for layer, at in by_layer.items()]
-        places = ((1, None), (0, 0))  # behind position 0, then at it
-        return [
-            Edit("output", layer, partial(_put, at, means[layer][n, at]), position)
-            for layer, at in by_layer.items()
-            for n, position in places
-        ]
 
-    said = f"{' '.join(f'{layer}.{head}' for layer, head in chosen)} {how}"
-    return Edited(model, Change(said, edits, lambda model: _outputs(model, by_layer, reference, how)))
+def _named(by_layer: Mapping[int, Sequence[int]]) -> str:
+    return " ".join(f"{layer}.{head}" for layer, heads in by_layer.items() for head in heads)
 
 
 def _outputs(model: View, layers: Any, reference: Tensor | None, how: How) -> dict[int, Tensor]:
@@ -136,7 +150,12 @@ def check_reference(model: View, reference: Tensor | None) -> None:
 
 @takes_model
 def reweighed(
-    model: View, how: Weights, *, layer: int = 0, reference: Int[Tensor, "prompt position"] | None = None
+    model: View,
+    how: Weights,
+    *,
+    layer: int = 0,
+    heads: Sequence[Head] | None = None,
+    reference: Int[Tensor, "prompt position"] | None = None,
 ) -> Edited:
     """The same model with other attention weights in all heads from a block on, as a view that every probe can be run on.
 
@@ -145,33 +164,41 @@ def reweighed(
 
     Args:
         model: any view; it is not changed.
-        how: "without-0": no later query sees key 0. "constant-sink": key 0's logit is its mean over queries, as a learned
-            sink logit would be. "held-log-z": `log Z_i` loses its trend, a straight line in log(1 + i) through its mean, and
-            keeps what texts make of it; weights then no longer sum to 1.
+        how: "without-0": no later query sees key 0, the other keys share its weight. "without-value-0": later queries keep
+            all their weights, and that on key 0 gives nothing, `A_i0 v_0` = 0; weights then sum to `1 - A_i0`.
+            "constant-sink": key 0's logit is its mean over queries, as a learned sink logit would be. "held-log-z":
+            `log Z_i` loses its trend, a straight line in log(1 + i) through its mean, and keeps what texts make of it;
+            weights then no longer sum to 1.
         layer: the first block that is changed.
+        heads: (block, head) of those that are changed, of these blocks; all unless given.
         reference: prompts that means are taken over, of each head by itself.
 
     Raises:
-        InputError: no such way or block, or no prompts to take means over.
+        InputError: no such way, block or head, or no prompts to take means over.
     """
     if how not in get_args(Weights):
         raise InputError(f"how '{how}' is unknown; give {', '.join(get_args(Weights))}")
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
-    if how != "without-0":
+    if how not in WITHOUT:
         check_reference(model, reference)
-    layers = range(layer, model.spec.blocks)
+    chosen = None if heads is None else _by_layer(model, heads)
+    layers = [n for n in range(layer, model.spec.blocks) if chosen is None or n in chosen]
+    change: Any = {"constant-sink": _constant_sink, "held-log-z": _held}.get(how, _without_0)
 
     def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
-        if how == "without-0":
-            return [Edit("logits", layer, _without_0) for layer in layers]
-        change = _constant_sink if how == "constant-sink" else _held
-        return [Edit("logits", layer, partial(change, *means[layer])) for layer in layers]
+        of_layer = {n: partial(change, *((how == "without-0",) if means is None else means[n])) for n in layers}
+        if chosen is not None:
+            numbers = torch.arange(model.spec.heads)[:, None, None]
+            picked = {n: torch.isin(numbers, torch.tensor(chosen[n])).to(model.device) for n in layers}
+            of_layer = {n: partial(_of_heads, picked[n], function) for n, function in of_layer.items()}
+        return [Edit("logits", n, function) for n, function in of_layer.items()]
 
     def prepared(model: View) -> Any:
-        return None if reference is None or how == "without-0" else _means(model, how, reference)
+        return None if reference is None or how in WITHOUT else _means(model, how, reference)
 
-    return Edited(model, Change(f"{how} from block {layer}", edits, prepared))
+    where = f"from block {layer}" if chosen is None else f"in {_named(chosen)} from block {layer}"
+    return Edited(model, Change(f"{how} {where}", edits, prepared))
 
 
 def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any, ...]]:
@@ -204,10 +231,19 @@ def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any,
     return {layer: (mean, middle) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
 
 
-def _without_0(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    # A query that sees key 0 alone keeps it: that is query 0.
+def _of_heads(
+    chosen: Tensor, change: Reweigh, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A change of some heads alone, `chosen` [H, 1, 1]."""
+    changed, new = change(logits, log_z, queries, keys)
+    chosen = chosen.to(logits.device)  # blocks may lie on several
+    return torch.where(chosen, changed, logits), torch.where(chosen, new, log_z)
+
+
+def _without_0(anew: bool, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Key 0 has no weight; the others share it `anew`, or it is gone. Query 0, which sees key 0 alone, keeps it."""
     logits = logits.masked_fill(_of_0(queries, keys), float("-inf"))
-    return logits, logits.logsumexp(-1, keepdim=True)
+    return logits, logits.logsumexp(-1, keepdim=True) if anew else log_z
 
 
 def _constant_sink(

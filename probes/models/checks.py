@@ -137,6 +137,23 @@ def not_finite(model: View, what: str) -> InputError:
     )
 
 
+def lacks_bos(model: View, tokens: Tensor) -> str:
+    """A line that says how many prompts lack what the model's tokenizer puts before every text; empty where none does.
+
+    Whether a model was trained with a BOS in front is what its tokenizer does, not whether it has a token of that name.
+    """
+    before = torch.tensor(model.first_ids, dtype=tokens.dtype)[: tokens.shape[1]]
+    lacking = int((tokens[:, : len(before)].cpu() != before).any(1).sum())
+    if not lacking:
+        return ""
+    tokenizer: Any = model.tokenizer
+    said, count = "".join(tokenizer.convert_ids_to_tokens(list(model.first_ids))), len(tokens)
+    return (
+        f"{model.identity.name} was trained with {said} in front, and {lacking} of {count} prompts lack it: use "
+        "--first bos, or in Python tokens that probes.prompts or the tokenizer itself makes of a text"
+    )
+
+
 SHORT_TEXTS = ("a", "1", "b a")  # one of which every vocabulary for text has tokens for
 
 

@@ -9,6 +9,8 @@ StreamingLLM has it, the cached keys are numbered from 0 on, and the query is th
 first + last - 1. Distances to the last keys are the text's, so that only logits of the first keys change: the query is
 rotated anew, to that position. Rotations belong to a pass, which is why the angles are read from one.
 
+What key 0 is kept for, its weight or its value, is told by a cache that has lost its value alone (`value_0`).
+
 Source: [Xiao], arXiv 2309.17453, section 3.2.
 """
 
@@ -41,6 +43,7 @@ class _Kept:
     first: int
     last: int
     block: _Block | None = None
+    value_0: bool = True  # whether the value of key 0 is kept
     seen: dict[str, Tensor] = field(default_factory=dict)  # the pass's queries and keys
 
     def __call__(self, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,7 +52,10 @@ class _Kept:
             at_first = torch.where(queries >= self.first + self.last, moved, logits[..., : self.first])
             logits = torch.cat([at_first, logits[..., self.first :]], -1)
         logits = logits.masked_fill((keys >= self.first) & (keys <= queries - self.last), float("-inf"))
-        return logits, logits.logsumexp(-1, keepdim=True)
+        log_z = logits.logsumexp(-1, keepdim=True)
+        if not self.value_0:  # its weight is in log Z, and gives nothing
+            logits = logits.masked_fill((keys == 0) & (queries >= self.first + self.last), float("-inf"))
+        return logits, log_z
 
     def _moved(self, block: _Block, queries: Tensor) -> Tensor:
         """Logits of the first keys, of these queries as the last of a full cache."""
@@ -95,7 +101,7 @@ def fixed(spec: Spec, length: int) -> str | None:
     return None
 
 
-def evicted(model: View, first: int, last: int, *, renumbered: bool = False) -> Edited:
+def evicted(model: View, first: int, last: int, *, renumbered: bool = False, value_0: bool = True) -> Edited:
     """The same model with a cache of the first and the last keys, as a view that probes of whole prompts can be run on.
 
     Behind a window of the model's own, a key has to be within that window as well.
@@ -105,18 +111,22 @@ def evicted(model: View, first: int, last: int, *, renumbered: bool = False) -> 
         first: keys that are never evicted, from position 0 on.
         last: of the others those that are kept, the query's own among them.
         renumbered: positions are counted within the cache, see the module's text.
+        value_0: False: a full cache has lost the value of key 0 as well, but not the key. Weights stay those of the cache
+            with it, and that on key 0 gives nothing.
 
     Raises:
-        InputError: fewer than 0 first or 1 last; in a pass, positions that cannot be numbered anew.
+        InputError: fewer than 0 first or 1 last, or no key 0 whose value could go; in a pass, positions that cannot be
+            numbered anew.
     """
-    if first < 0 or last < 1:
-        raise InputError(f"a cache of the first {first} and last {last} keys cannot be kept; give 0 or more, 1 or more")
+    if first < (0 if value_0 else 1) or last < 1:
+        least = "0 or more" if value_0 else "1 or more"
+        raise InputError(f"a cache of the first {first} and last {last} keys cannot be kept; give {least}, 1 or more")
     layers = range(model.spec.blocks)
 
     def edits(model: View, blocks: dict[int, list[_Block]], embeddings: Tensor) -> list[Edit]:
         length = embeddings.shape[-2]
         if not (renumbered and first):
-            return [Edit("logits", layer, _Kept(first, last)) for layer in layers]
+            return [Edit("logits", layer, _Kept(first, last, value_0=value_0)) for layer in layers]
         if (why := fixed(model.spec, length)) is not None:
             raise InputError(f"{model.identity.name} cannot be numbered anew: {why}; number positions by the text")
         if length not in blocks:
@@ -124,10 +134,11 @@ def evicted(model: View, first: int, last: int, *, renumbered: bool = False) -> 
                 blocks[length] = _blocks(model, length)
         found = []
         for layer, block in zip(layers, blocks[length], strict=True):
-            kept = _Kept(first, last, block)
+            kept = _Kept(first, last, block, value_0)
             found += [Edit("query", layer, partial(_keep, kept.seen, "query"))]
             found += [Edit("key", layer, partial(_keep, kept.seen, "key")), Edit("logits", layer, kept)]
         return found
 
     said = f"first {first} and last {last} keys{', numbered in the cache' * renumbered}"
+    said += "" if value_0 else ", without the value of key 0"
     return Edited(model, Change(said, edits, lambda model: {}))

@@ -18,7 +18,8 @@ Two ways, both for 95 % (`Interval.at` gives other levels):
 are compared by `paired` where they share their units: the jackknife leaves a unit out of both at once, so that what it does
 to both alike cancels. Else by `apart`, the difference of two independent estimates: half-widths add in quadrature, to each
 side those that reach that way [Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Source: Efron and Tibshirani, An
-Introduction to the Bootstrap, chapters 11 to 13.
+Introduction to the Bootstrap, chapters 11 to 13; of
+`holm`: Holm, Scandinavian Journal of Statistics 6 (1979), 65.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float, Int, Num
+from jaxtyping import Bool, Float, Int, Num
 from scipy.stats import t as student
 
 INTERVAL = (2.5, 97.5)  # percentiles
@@ -140,6 +141,25 @@ def jackknifed(
 def freedom(unit: Int[np.ndarray, " prompt"]) -> float:
     """Of the jackknife over these units."""
     return float(len(np.unique(unit)) - 1) or np.inf
+
+
+def holm(found: Interval, freedom: float, level: float = 0.05) -> Bool[np.ndarray, ...]:
+    """Which of these estimates differ from 0 at a level for all of them together [Holm]; what has no interval does not.
+
+    Args:
+        found: arrays of estimates with the ends of their 95 % intervals.
+        freedom: degrees of Student's t that the intervals were made with.
+    """
+    value, low, high = (np.asarray(x, dtype=np.float64) for x in found[:3])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = value / ((high - low) / 2) * _quantile(INTERVAL[1] / 100, freedom)
+    p = 2 * student.sf(np.abs(t), freedom)
+    known = np.flatnonzero(~np.isnan(p))
+    order = known[np.argsort(p.ravel()[known])]
+    passed = p.ravel()[order] <= level / np.arange(len(order), 0, -1)
+    differs = np.zeros(p.size, dtype=bool)
+    differs[order[: int(np.logical_and.accumulate(passed).sum())]] = True
+    return differs.reshape(p.shape)
 
 
 def jackknife_of_two(

@@ -93,7 +93,7 @@ class Options(options.Bands):
 
     replace: str = options.option(
         "What to do at position 0, one after another: mean, zero, random, drawn, token ids, each with @BLOCK, :PART (keys, "
-        "values, both), *DOSE if wanted; without-0, constant-sink, held-log-z, each with @BLOCK if wanted.",
+        "values, both), *DOSE if wanted; without-0, without-value-0, constant-sink, held-log-z, each with @BLOCK if wanted.",
         "mean,random,zero,without-0",
     )
     profile_prompts: int = options.option("Prompts of the Jacobian profile; 0: none.", PROFILE_PROMPTS)

@@ -87,7 +87,7 @@ STAGES = {
     "recall": (0.9, 1.0),
 }
 LEAST = {"profile_prompts": 0, "products": 2, "recall": 0}
-WITHOUT_LEAKAGE = ("without-0", "held-log-z")  # see the module's text
+WITHOUT_LEAKAGE = ("without-0", "without-value-0", "held-log-z")  # see the module's text
 PLACE, TOKEN, LEAST_SINK = 0.5, 0.1, 0.05  # of the sink rate: kept, kept, before; ours
 ANCHORS = ("mean", "random")  # the replacements that tell a place from a token
 

@@ -18,13 +18,15 @@ from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel,
 from ...errors import InputError
 from ...measure import Headline, Measure
 from ...models.swap import parse_replacement
-from ...results.curves import with_interval
+from ...results.curves import ESTIMATE, estimate, with_interval
+from ...results.dataset import options_of
 from ...results.tables import Table, estimated, number
 from .collectors import COLUMNS as TOKEN_COLUMNS
 from .collectors import token_rows
+from .compute import EFFECT_PROMPTS
 from .compute import sinks as sinks
-from .effect import DIMS
-from .roles import COLUMNS, SENSITIVITY, counts, head_rows, role_names, sensitivity_rows
+from .effect import DIMS, REMOVED
+from .roles import ATTENDS, COLUMNS, SENSITIVITY, counts, head_rows, role_names, sensitivity_rows, strongest
 from .sums import TAU as TAU
 from .sums import THRESHOLD as THRESHOLD
 
@@ -34,6 +36,8 @@ CAPTION = (
     "position 0. Dashed: uniform attention."
 )
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
+EFFECT_COLUMNS = ("block", "head", "effect (KL)", "change of loss", "rises (Holm)", "prompts")
+LOST = ("without key 0", "with key 0, without its value", "with key 0")  # what a full cache has of it
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Options(options.Options):
     Examples:
       headwater sinks tiny-llama tiny-qwen2 --keys 0,1,5
       headwater sinks ./checkpoint --keys all --reacts off --length 1024
-      headwater sinks tiny-qwen2 --effect all --prompts 8 --length 64
+      headwater sinks tiny-qwen2 --effect all --prompts 16 --length 64
       headwater sinks tiny-llama --evict 0,1,4 --keep 16,64 --prompts 8
       headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
     """
@@ -55,12 +59,13 @@ class Options(options.Options):
     reacts: str = options.option("What to put at position 0: mean, zero, random, a token id, or off.", "mean")
     effect: str = options.option(
         "Heads whose effect is measured by removing what they take from position 0: off, all, or how many of "
-        "those that take most; it costs about half a pass per head and prompt.",
+        "those that take most; half a pass per head and prompt. And all sink heads at once; 0: these alone.",
         "off",
     )
-    effect_prompts: int = options.option("Prompts for --effect: the first ones.", 8, min=1)
+    effect_prompts: int = options.option("Prompts for effects of single heads: the first ones.", EFFECT_PROMPTS, min=1)
     evict: str | None = options.option(
-        "Numbers of first keys that a cache keeps beside the last, as in 0,1,4: loss and KL against all keys."
+        "Numbers of first keys that a cache keeps beside the last, as in 0,1,4: loss and KL against all keys; "
+        "with 1, also without the value of key 0."
     )
     keep: str | None = options.option(
         "With --evict: numbers of last keys; 64,128,256 if not given; those not shorter than the prompts are skipped."
@@ -113,12 +118,44 @@ def _over_heads(ds: xr.Dataset, *, name: str) -> xr.DataArray:
     return ds.get(f"{name}_by_prompt", ds[name]).mean(("layer", "head"))
 
 
+def _prompts(ds: xr.Dataset) -> int:
+    """On how many prompts effects of single heads were measured."""
+    return int(options_of(ds)["effect_prompts"])
+
+
+def _largest(ds: xr.Dataset) -> xr.DataArray:
+    """The largest effect of a single head's reading, with its interval."""
+    (layer, head), tried = strongest(ds["effect"], 1)[0], int(ds["effect"].notnull().sum())
+    ends = estimate(ds, "effect", layer=layer, head=head)
+    where = [f"{tried} tried, {_prompts(ds)} prompts"]
+    return xr.DataArray([[end] for end in ends], {"estimate": list(ESTIMATE), "of": where}, ("estimate", "of"))
+
+
+def _rising(ds: xr.Dataset) -> xr.DataArray:
+    """How many heads' change of loss is above 0, after Holm over those tried."""
+    return _largest(ds).isel(estimate=0).copy(data=[float(ds["loss_rises"].sum())])
+
+
+def _lost(ds: xr.Dataset) -> xr.DataArray:
+    """What a cache that has lost keys costs, without key 0, without its value, and with it; by the cache where known."""
+    change = ds["evict_loss_change_by_prompt"]
+    parts = (change.sel(first_keys=0), ds["evict_value_loss_change_by_prompt"], change.sel(first_keys=1))
+    each = xr.concat([part.drop_vars("first_keys", errors="ignore") for part in parts], "lost").sel(
+        cache="cut", drop=True
+    )
+    known = each.sel(numbering="cache", drop=True).fillna(each.sel(numbering="text", drop=True))
+    return known.assign_coords(lost=list(LOST), last_keys=[f"last {last}" for last in ds["last_keys"].values])
+
+
 # ------------------------------------------------------------------------------------------------- sentences and tables
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
-    """In how many heads position 0 is a sink, in which most, and in how many it would be by uniform attention."""
-    return [f"{model}: {_sink(ds)}{_roles(ds)}." for model, ds in results.items()]
+    """In how many heads position 0 is a sink, in which most, what its heads do, and whether prompts lack a BOS."""
+    told = [
+        (f"{model}: {_sink(ds)}{_roles(ds)}{_removed(ds)}.", ds.attrs.get("lacks_bos")) for model, ds in results.items()
+    ]
+    return [line for lines in told for line in lines if line]
 
 
 def _sink(ds: xr.Dataset) -> str:
@@ -141,11 +178,31 @@ def _roles(ds: xr.Dataset) -> str:
     return f"; of the heads {', '.join(f'{count} {role[:-1]}' for role, count in counts(ds).items())}"
 
 
+def _removed(ds: xr.Dataset) -> str:
+    """What it costs to remove what heads take from position 0, all sink heads at once and the head of the largest effect."""
+    if "joint_kl" not in ds or not int(ds["group_heads"][0]):
+        return ""
+    alone, both = (estimated(ds, "joint_loss_change", "+.3g", group="sink heads", removed=of) for of in REMOVED)
+    told = (
+        f"; without what all {int(ds['group_heads'][0])} heads that attend to it above {ATTENDS:g} take from it, the loss "
+        f"changes by {alone} nat (the value alone) and {both} (value and weight)"
+    )
+    if "effect" not in ds:
+        return told
+    (block, head), rising = strongest(ds["effect"], 1)[0], _rising(ds)
+    largest = estimated(ds, "effect", layer=block, head=head)
+    return (
+        f"{told}; of single heads ({rising['of'].item()}) {block}.{head} has the largest effect, {largest} nat of KL, and "
+        f"the loss rises for {int(rising.item())} of them (after Holm)"
+    )
+
+
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """All heads, the strongest sinks first; keys; collectors and caches where measured."""
+    """All heads, the strongest sinks first; effects, keys, collectors and caches where measured."""
     parts = (
         ("Heads, the strongest sinks first", COLUMNS, head_rows),
         ("Heads that read position 0, by threshold", SENSITIVITY, sensitivity_rows),
+        ("Heads without what they take from position 0, one at a time", EFFECT_COLUMNS, effect_rows),
         ("Keys", ("key", "sink rate", "over tau", "alpha", "uniform"), _keys),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
@@ -163,14 +220,27 @@ def _keys(ds: xr.Dataset) -> list[list[str]]:
     return [[str(key), *(number(column.sel(key=key), ".4f") for column in columns)] for key in ds["key"].values]
 
 
+def effect_rows(ds: xr.Dataset) -> list[list[str]]:
+    """The heads whose effects were measured, largest first, in nats, with `EFFECT_COLUMNS`."""
+    rows = []
+    for block, head in strongest(ds["effect"], int(ds["effect"].notnull().sum())) if "effect" in ds else ():
+        at = {"layer": block, "head": head}
+        both = estimated(ds, "effect", **at), estimated(ds, "loss_change", "+.3g", **at)
+        rows.append([str(block), str(head), *both, "yes" if ds["loss_rises"].sel(at) else "no", str(_prompts(ds))])
+    return rows
+
+
 def cache_rows(ds: xr.Dataset) -> list[list[str]]:
     """What each cache costs where it has lost keys, in nats, with `CACHE_COLUMNS`; none where it was not measured."""
     rows = []
-    for place in product(*(ds[dim].values for dim in DIMS[:-1])) if "evict_kl" in ds else ():
+    for *place, of in (
+        product(*(ds[dim].values for dim in DIMS[:-1]), ("evict", "evict_value")) if "evict_kl" in ds else ()
+    ):
         at = ds.sel(dict(zip(DIMS[:-1], place, strict=True)), drop=True).sel(cache="cut")
-        if not np.isnan(at["evict_kl"]):
-            losses = (number(at["evict_loss_before"], ".3f"), estimated(at, "evict_loss_change", "+.3f"))
-            rows.append([*map(str, place), *losses, estimated(at, "evict_kl", ".3f")])
+        if (of == "evict" or place[0] == 1) and not np.isnan(at[f"{of}_kl"]):
+            losses = (number(at["evict_loss_before"], ".3f"), estimated(at, f"{of}_loss_change", "+.3f"))
+            first = f"{place[0]}{', without its value' * (of != 'evict')}"
+            rows.append([first, *map(str, place[1:]), *losses, estimated(at, f"{of}_kl", ".3f")])
     return rows
 
 
@@ -233,6 +303,14 @@ MEASURE = Measure(
         Headline("alpha of uniform attention", lambda ds: ds["uniform"].sel(key=0, drop=True).mean("layer")),
         Headline("over tau at position 0", lambda ds: ds["over_tau_of_model"].sel(key=0, drop=True)),
         Headline("share of heads", partial(with_interval, name="role_share")),
+        Headline("largest effect of a head's reading (KL, nat)", _largest),
+        Headline("heads whose reading lowers the loss, after Holm", _rising),
+        Headline(
+            "change of loss, position 0 not read (nat)", lambda ds: ds["joint_loss_change_by_prompt"], form="+.3g"
+        ),
+        Headline("KL, position 0 not read (nat)", lambda ds: ds["joint_kl_by_prompt"]),
+        Headline("heads that do not read it", lambda ds: ds["group_heads"]),
+        Headline("change of loss by a cache that has lost keys (nat)", _lost, form="+.3g"),
         *(Headline(f"{words}, mean over heads", partial(_over_heads, name=name)) for name, words in MEANS.items()),
     ),
     answer=answer,

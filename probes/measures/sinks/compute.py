@@ -49,22 +49,22 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ...errors import InputError
-from ...models.checks import check_logits, check_tokens, not_finite
+from ...models.checks import check_logits, check_tokens, lacks_bos, not_finite
 from ...models.load import takes_model
 from ...models.swap import swapped
 from ...models.view import View
 from ...results.dataset import Variable, by_block, dataset, provenance, with_low_high
-from ...results.statistics import Interval
+from ...results.statistics import Interval, freedom, holm
 from ...run.memory import Retry
 from ...run.progress import Progress, Tally
 from ...run.store import Store
 from .collectors import TABLE, collectors, named
-from .effect import CACHES, DIMS, KEEP, NUMBERINGS, caches, effects, evictions
-from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest
+from .effect import CACHES, DIMS, GROUPS, KEEP, NUMBERINGS, REMOVED, caches, effects, evictions, joint, losing
+from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest, unit_of
 from .sums import MEANS, NORMS, SIZES, SQUARES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
-EFFECT_PROMPTS = 8  # how many of the prompts, the first ones, effects are measured on
+EFFECT_PROMPTS = 16  # how many of the prompts, the first ones, effects are measured on
 
 
 @takes_model
@@ -91,10 +91,12 @@ def sinks(
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
         effect: heads whose effect is measured (see `probes.measures.sinks.effect`): True or "all", or how many, those
-            that take most from position 0. None: not measured. It takes about half a pass for each head and prompt.
-        effect_prompts: how many prompts it is measured on, the first ones; all, if there are fewer.
+            that take most from position 0. None: not measured. It takes about half a pass for each head and prompt, and
+            five passes for each prompt with all sink heads, and all others, at once; 0 measures these alone.
+        effect_prompts: how many prompts effects of single heads are measured on, the first ones; all, if there are fewer.
         evict: numbers of first keys that a cache keeps, as (0, 1, 4): what the model does with such a cache instead of all
-            keys (see `probes.measures.sinks.effect`). None: not measured. It takes over a pass for each pair of numbers.
+            keys (see `probes.measures.sinks.effect`), with 1 among them also without the value of key 0. None: not
+            measured. It takes over a pass for each pair of numbers.
         keep: numbers of last keys that it keeps, the query's own among them; (64, 128, 256) unless told, as far as prompts
             are longer.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
@@ -106,7 +108,9 @@ def sinks(
         a dimension `prompt`, of all keys it is the mean. What is kept of every prompt comes with `..._low`, `..._high` and,
         as [prompt, ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
         `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
-        measured) and `evict_...`. With all keys there are `token_...`, see `probes.measures.sinks.collectors`.
+        measured), `joint_...` and `evict_...`. With all keys there are `token_...`, see
+        `probes.measures.sinks.collectors`. The attribute `lacks_bos` is there where prompts lack what the model's tokenizer
+        puts first.
         NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
@@ -129,12 +133,13 @@ def sinks(
             f"effect={effect}, effect_prompts={effect_prompts}: give all or a number of heads, and 1 or more"
         )
     heads = most if effect is True or effect == "all" else min(int(effect or 0), most)
-    on = tokens[:effect_prompts] if heads else tokens[:0]
-    if first or heads:
+    on, together = tokens[:effect_prompts] if heads else tokens[:0], effect is not None and effect is not False
+    if first or together:
         check_logits(model)
     views = [model] if reacts is None else [model, swapped(model, reacts)]
     passes = prompts + len(on) * (1 + heads / 2)
-    passes += prompts * len({None, *caches(model, length, first, last).values()}) * bool(first)
+    passes += prompts * (1 + len(losing(caches(model, length, first, last).values(), length))) * bool(first)
+    passes += prompts * (1 + len(GROUPS) * len(REMOVED)) * together
     report, pieces = Tally(progress, passes, per=model.spec.blocks), pieces or Store()
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
 
@@ -150,8 +155,14 @@ def sinks(
     intervals["role_share"] = role_shares(of_roles, documents)
     taken = strongest(intervals["written"].value, heads)
     later = effects(model, on, taken, retry, report, pieces) if heads else {}
-    later |= evictions(model, tokens, first, last, retry, report, pieces) if first else {}
+    of_groups = joint(model, tokens, intervals["attends"].value, retry, report, pieces) if together else {}
+    found |= {name: of_groups.pop(name) for name in ("group_heads",) if of_groups}
+    later |= of_groups | (evictions(model, tokens, first, last, retry, report, pieces) if first else {})
     report.finish()
+    intervals |= estimates(later, documents)
+    if heads:
+        change = intervals["loss_change"]
+        found["loss_rises"] = holm(change, freedom(unit_of(len(on), documents))) & (change.value > 0)
 
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": chosen}
     coords |= {"place": list(PLACES), "role": list(ROLES)}
@@ -160,8 +171,9 @@ def sinks(
         coords["collector_token"] = named(found["token_id"], model.tokenizer)
     if first:
         coords |= dict(zip(DIMS, (first, last, list(NUMBERINGS), list(CACHES)), strict=True))
+    if together:
+        coords |= {"group": list(GROUPS), "removed": list(REMOVED)}
     variables = {name: _variable(name, values) for name, values in found.items()}
-    intervals |= estimates(later, documents)
     for name, each in (by_prompt | later).items():
         variables |= _with_ends(name, intervals[name], each, prompts)
     for name in (*pairs, "role_share"):  # of sums over prompts
@@ -169,12 +181,13 @@ def sinks(
     options = {
         "keys": "all" if every else chosen,
         "reacts": None if reacts is None else views[1].replacement,  # pyright: ignore[reportAttributeAccessIssue]
-        "effect": "all" if heads == most else heads or None,
+        "effect": ("all" if heads == most else heads) if together else None,
         "effect_prompts": len(on) or None,
         "evict": first or None,
         "keep": last or None,
     }
     attrs = provenance(model, tokens, measurement="sinks", **options)
+    attrs |= {"lacks_bos": lacking} if (lacking := lacks_bos(model, tokens)) else {}
     return dataset(variables, tokens=tokens, coords=coords, attrs=attrs)
 
 
@@ -187,6 +200,8 @@ _REMOVED = "when what the head takes from position 0 is removed"
 _OWN = "size of the head's output beside its own with position 0 hidden, by weight on position 0"
 _CHANGE = "size of the output's change by another embedding at position 0, beside the stream"
 _KEPT = "with the first and last keys alone"
+_GROUP, _OF_GROUP = ("group", "removed"), "when what all heads of a group take from position 0 is removed"
+_NO_VALUE = "with the first key, but not its value, and the last keys"
 VARIABLES = {
     **TABLE,
     "attends": Variable(HEAD, "mean weight on position 0"),
@@ -198,9 +213,15 @@ VARIABLES = {
     "sink_logit_share": Variable(HEAD, "mean weight on the learned sink logit, which reads nothing"),
     "effect": Variable(HEAD, f"KL of the next token {_REMOVED}", "nat"),
     "loss_change": Variable(HEAD, f"change of the next-token loss {_REMOVED}", "nat"),
+    "loss_rises": Variable(HEAD, f"whether the next-token loss rises {_REMOVED}, after Holm over the heads tried"),
+    "joint_loss_change": Variable(_GROUP, f"change of the next-token loss {_OF_GROUP}", "nat"),
+    "joint_kl": Variable(_GROUP, f"KL of the next token {_OF_GROUP}", "nat"),
+    "group_heads": Variable(("group",), "heads of a group", "head"),
     "evict_loss_before": Variable(DIMS, "next-token loss with all keys", "nat"),
     "evict_loss_change": Variable(DIMS, f"change of the next-token loss {_KEPT}", "nat"),
     "evict_kl": Variable(DIMS, f"KL of the next token {_KEPT}", "nat"),
+    "evict_value_loss_change": Variable(DIMS[1:], f"change of the next-token loss {_NO_VALUE}", "nat"),
+    "evict_value_kl": Variable(DIMS[1:], f"KL of the next token {_NO_VALUE}", "nat"),
     "alpha": Variable(_KEY, "mean weight on the key, over the queries from it on [Gu]"),
     "sink_rate": Variable(("layer", "key"), "share of (prompt, head) with alpha above the threshold"),
     "sink_rate_of_model": Variable(("key",), "share of (prompt, layer, head) with alpha above the threshold"),

@@ -77,7 +77,7 @@ SENSITIVITY = ("reads above", *(f"written >= {of:g} median" for of in MEDIANS)) 
 DRAWS = 400  # resamples for intervals of `role_share`
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 # Columns of a table of heads, and their variables.
-NUMBERS = {name: name for name in ("effect", "attends", "written", "output")} | {"own output": "output_own"}
+NUMBERS = {name: name for name in ("attends", "written", "output")} | {"own output": "output_own"}
 NUMBERS |= {"reads": "reads", "reacts": "reacts"}
 COLUMNS = ("block", "head", "role", *NUMBERS, "value 0/rest")
 
@@ -88,8 +88,7 @@ def estimates(
     """Estimates, as [layer, head], of what was kept of the first prompts, with intervals over documents, else prompts."""
     intervals: dict[str, Interval] = {}
     for name, each in found.items():
-        unit = np.arange(len(each)) if documents is None else numbered(documents[: len(each)])
-        whole, low, high = jackknife(partial(estimate, name), each, unit)
+        whole, low, high = jackknife(partial(estimate, name), each, unit_of(len(each), documents))
         low = low if name.endswith("loss_change") else np.maximum(low, 0)
         intervals[name] = Interval(whole, low, high)  # type: ignore[arg-type] - arrays of them
     return intervals
@@ -117,6 +116,11 @@ def role_shares(found: Mapping[str, Float[np.ndarray, "prompt ..."]], documents:
         shares.append(assigned({name: Interval(x, x, x) for name, x in values.items()})[0].mean((1, 2)))
     low, high = ends(np.stack(shares)) if prompts > 1 else np.full((2, len(ROLES)), np.nan)
     return Interval(shares[0], low, high)  # type: ignore[arg-type] - arrays of them
+
+
+def unit_of(prompts: int, documents: Sequence[str] | None) -> np.ndarray:
+    """What the first prompts are resampled by [prompt]: documents, else themselves."""
+    return np.arange(prompts) if documents is None else numbered(documents[:prompts])
 
 
 def assigned(
@@ -183,6 +187,6 @@ def head_rows(ds: xr.Dataset) -> list[list[str]]:
     for at in strongest(ds["attends"]):
         role = roles[at] + "?" * (not ds["role_sure"].values[at])
         values = {name: ds[name].values[at] if name in ds else np.nan for name in NUMBERS.values()}
-        cells = [number(value, ".3g" if name == "effect" else ".3f") for name, value in values.items()]
+        cells = [number(value, ".3f") for value in values.values()]
         rows.append([*map(str, at), role, *cells, number(ratio[at])])
     return rows
