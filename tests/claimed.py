@@ -60,7 +60,7 @@ def along(values: Any, dim: str = "position") -> xr.DataArray:
 def curve(first: Any = 10.0, last: Any = 10.0, *, x: xr.DataArray | int) -> xr.DataArray:
     """Falls from `first` to 1, and ends in `last`; over positions from 0 to 1, or so many of them."""
     x = along(np.linspace(0, 1, x)) if isinstance(x, int) else x
-    return xr.where(x == 1, last, 1 + (first - 1) * np.exp(-50 * x))
+    return xr.where(x == 1, last, 1 + (first - 1) * np.exp(-20 * x))
 
 
 # ----------------------------------------------------------------------------------------------------------------- maps
@@ -121,7 +121,7 @@ def theory(kernel: float, value: float = 1.0) -> Collected:
 def of_profiles() -> Cases:
     whole, u = committed("jacobian"), curve(x=256)
     for end, little in (("", 1.0), ("-strong", curve(1.5, x=256))):
-        yield f"chowdhury-u-persists{end}", jacobian(), jacobian(elasticity=little)
+        yield f"chowdhury-u-persists{end}", jacobian(elasticity=u), jacobian(elasticity=little)
     yield "chowdhury-u-at-birth-bundled", jacobian(), jacobian(elasticity=1.0)
     surrogate = [given(jacobian=put(whole, sensitivity=u), scalar=put(whole, sensitivity=u**x)) for x in (1.01, 1.4)]
     for condition in ("init", "pretrained"):

@@ -24,14 +24,17 @@ def ushape(curve: list[float]) -> dict[str, float]:
     """The U-shape summary, term by term as science.md has it."""
     length = len(curve)
     median = statistics.median(curve[j] for j in range(length) if length / 4 <= j < 3 * length / 4)
-    beginning = [curve[j] for j in range(length) if j < 0.05 * length]
+    arm = 16 if length >= 68 else max(n for n in range(length) if n <= length / 4 - 1)
+    beginning, end = ([curve[j] for j in range(start, start + arm)] for start in (1, length - 1 - arm))
     smoothed = []
     for j in range(length):
         reach = max(r for r in range(length) if 2 * r <= 0.05 * length and j - r >= 0 and j + r <= length - 1)
         smoothed.append(sum(curve[j - reach : j + reach + 1]) / (2 * reach + 1))
     return {
-        "primacy": sum(beginning) / len(beginning) / median,
-        "recency": curve[-1] / median,
+        "first": curve[0] / median,
+        "primacy": sum(beginning) / arm / median,
+        "recency": sum(end) / arm / median,
+        "last": curve[-1] / median,
         "middle": median,
         "trough": smoothed.index(min(smoothed)),
     }

@@ -92,7 +92,7 @@ def test_windows_zeros_gaps_and_short_curves_give_no_numbers():
     for name in (birth, persists):
         check(name, given(jacobian={"x": whole, "y": windowed}), "holds", model="x")
         check(name, given(jacobian=windowed), "not measured")
-    check(birth, jacobian(**cut), "not measured", measured="x: primacy: no middle, recency:")
+    check(birth, jacobian(**cut), "not measured", measured="x: primacy: no middle, last:")
     check("chowdhury-u-at-birth", mapped(measured=along(range(1024)) >= 190), "not measured")
     gaps = put(whole, sensitivity=whole["sensitivity"].where(at != 3))
     for one in (gaps, whole.isel(position=slice(5)).assign_attrs(options="{}")):
@@ -139,7 +139,7 @@ def test_training_is_judged_by_several_runs_and_the_steps_measured():
 
 def test_measured_rows_have_the_commands_of_their_results_if_these_have_any():
     two = {name: committed("jacobian").assign_attrs(command=f"headwater jacobian {name}") for name in ("x", "y")}
-    said = "x: primacy 2.67 [2.08, 3.42], recency 23.2 [14.5, 37.2]; y: primacy"
+    said = "x: primacy 2.13 [1.66, 2.71], last 23.2 [14.5, 37.2]; y: primacy"
     command = "headwater jacobian x && headwater jacobian y"
     check("chowdhury-u-persists", given(jacobian=two), "holds", measured=said, command=command)
     python = {"x": two["x"].assign_attrs(command="")}

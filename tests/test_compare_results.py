@@ -57,7 +57,7 @@ def measured():
 def test_scaled_copy_has_that_factor_without_doubt(measured):
     whole = measured["jacobian"]
     found = compare_results(whole, whole.assign(elasticity=2 * whole["elasticity"]))
-    factors = {"middle": 2, "last": 2, "position 0": 2, "first 5 %": 2, "primacy": 1, "recency": 1}
+    factors = {"middle": 2, "first": 1, "primacy": 1, "recency": 1, "last": 1}
     for name, factor in factors.items():
         np.testing.assert_allclose(found.row(name).change[:3], factor, rtol=EXACT)
     assert found.row("trough").change.value == 0
@@ -87,13 +87,9 @@ def slowly(values: np.ndarray, chosen: list[int]) -> dict[str, float]:
     inner = sorted(curve[math.ceil(length / 4) : math.ceil(3 * length / 4)])
     half = len(inner) // 2
     middle = inner[half] if len(inner) % 2 else (inner[half - 1] + inner[half]) / 2
-    edge = math.ceil(0.05 * length)
-    first = sum(curve[:edge]) / edge
-    found = {"middle": middle, "last": curve[-1], "position 0": curve[0], "first 5 %": first}
-    found |= {"primacy": first / middle, "recency": curve[-1] / middle}
-    if edge > 1:  # not for 20 positions
-        found["primacy without position 0"] = sum(curve[1:edge]) / (edge - 1) / middle
-    return found
+    arm = length // 4 - 1
+    ends = {"first": curve[:1], "primacy": curve[1 : 1 + arm], "recency": curve[-1 - arm : -1], "last": curve[-1:]}
+    return {"middle": middle} | {name: sum(end) / len(end) / middle for name, end in ends.items()}
 
 
 def test_numbers_and_paired_intervals_are_those_of_loops():
@@ -137,11 +133,11 @@ def test_conditions_seeds_and_pathways_are_compared_like_with_like():
     del several.attrs["condition"]
     found = compare_results(several, several.assign(elasticity=3 * several["elasticity"]))
     both = np.exp(np.log(runs[1, :, 2]).mean((0, 1)))  # fresh models: geometric mean over seeds, too
-    assert found.row("last", "init, score").a == pytest.approx(both[-1])
-    assert found.row("last", "init, score").change.value == pytest.approx(3)
+    assert found.row("middle", "init, score").a == pytest.approx(np.median(both[5:15]))
+    assert found.row("middle", "init, score").change.value == pytest.approx(3)
     alone = compare_results(whole, several.sel(pathway="total", drop=True))
     assert {row.of for row in alone.rows} == {"pretrained"}
-    assert any(line.startswith("only in B, or known only there: primacy (init)") for line in alone.remarks)
+    assert any(line.startswith("only in B, or known only there: first (init)") for line in alone.remarks)
 
 
 def test_positions_cut_off_stay_zero_and_outside_logarithms():
@@ -149,9 +145,8 @@ def test_positions_cut_off_stay_zero_and_outside_logarithms():
     for x in (a, b):
         x[:, :16] = 0  # a window that reaches four positions back: no middle
     found = compare_results(profile(a), profile(2 * b))
-    assert (found.row("middle").a, found.row("position 0").b) == (0, 0)
+    assert found.row("middle").a == 0
     assert math.isnan(found.row("middle").change.value)
-    assert found.row("last").change.low < 2 < found.row("last").change.high
     cells = {row[0]: row[2:] for row in comparison_report(found).tables[0].rows}
     assert cells["middle"] == ["0", "0", "-", "none"]
     assert "recency" not in cells  # a ratio to nothing
@@ -167,11 +162,8 @@ def test_documents_pair_where_tokens_differ():
     assert (how, unit.tolist(), other_unit.tolist()) == ("by document", [0, 0, 1, 2, 2], [2, 1, 0, 1, 2, 2, 1])
     found = compare_results(one, other)
     assert "other tokens of the same 3 documents" in found.paired
-    np.testing.assert_allclose(
-        np.log(found.row("last").change[:3]),
-        paired(lambda x: float(np.log(x).mean()), (a[:, -1], unit), (b[:, -1], other_unit))[:3],
-        atol=EXACT,
-    )
+    middle = paired(lambda x: math.log(slowly(x, list(range(len(x))))["middle"]), (a, unit), (b, other_unit))
+    np.testing.assert_allclose(np.log(found.row("middle").change[:3]), middle[:3], atol=EXACT)
     assert pairing(one, profile(b, documents=list("rqpqrrs")))[0] == "unpaired"
     assert pairing(profile(a, documents=list("ppppp")), profile(b, documents=list("ppppppp")))[0] == "unpaired"
 
@@ -216,8 +208,8 @@ def test_recall_is_paired_by_couples_of_the_same_lists(measured):
     a, b = (x["log_p"].values.reshape(2, 2, 9) for x in (ds, more))  # couples, each with two lists
     expected = paired(lambda v: float(v.mean()), (a, np.arange(2)), (b, np.arange(2)))[:3]
     np.testing.assert_allclose(found.row("log p (nat)").change[:3], expected, rtol=1e-9)
-    primacy = [shape_of(np.exp(x["log_p"].values.mean(0))).primacy for x in (ds, more)]
-    np.testing.assert_allclose([found.row("primacy").a, found.row("primacy").b], primacy)
+    first = [shape_of(np.exp(x["log_p"].values.mean(0))).first for x in (ds, more)]
+    np.testing.assert_allclose([found.row("first pair").a, found.row("first pair").b], first)
     assert "both have the same 4 lists; units are 2 sets" in found.paired
     longer = measured["retrieval"].assign_attrs(tokens_sha256="other", options=ds.attrs["options"].replace("9", "12"))
     apart = compare_results(ds, longer)

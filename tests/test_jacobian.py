@@ -50,12 +50,14 @@ def test_a_layer_alone_is_its_row_of_all():
 
 def test_chunk_sizes_agree_and_pairs_that_are_not_kept_cost_precision_only(monkeypatch):
     seen, tokens = view("llama"), some_tokens(2)
-    exact = [jacobian(seen, tokens, chunk=chunk) for chunk in (1, 3, 64)]
-    sketch = [jacobian(seen, tokens, chunk=chunk, method="sketch", products=17) for chunk in (1, 3, 64)]
+    both: dict[str, Any] = {"beside": True}
+    exact = [jacobian(seen, tokens, chunk=chunk, **both) for chunk in (1, 3, 64)]
+    sketch = [jacobian(seen, tokens, chunk=chunk, method="sketch", products=17, **both) for chunk in (1, 3, 64)]
     for first, *others in (exact, sketch):
         for other in others:  # rounding alone; standard errors, too, count every pair of probes whatever the chunk
-            close(other.sensitivity, first.sensitivity, 1e-10)
-            close(other.stderr, first.stderr, 1e-9)
+            for name in ("sensitivity", "sensitivity_normed"):
+                close(other[name], first[name], 1e-10)
+                close(other[name.replace("sensitivity", "stderr")], first[name.replace("sensitivity", "stderr")], 1e-9)
     kept = jacobian(seen, tokens, method="sketch", products=12, chunk=4)
     monkeypatch.setattr(import_module("probes.measures.jacobian.compute"), "KEPT_BYTES", 0)
     forgotten = jacobian(seen, tokens, method="sketch", products=12, chunk=4)
@@ -70,7 +72,7 @@ def test_blocks_are_kept_while_half_of_the_memory_is_free_and_chunks_fill_the_ro
     free = iter((100, 51, 50, 51))  # before the pass, then at each block
     monkeypatch.setattr(pullback, "available", lambda device: next(free))
     apart = Apart(seen, 0, "auto")
-    prompt = Prompt(tokens, "residual", [0], apart, pace, check=False, pathway="total", query=LENGTH - 1)
+    prompt = Prompt(tokens, ["residual"], [0], apart, pace, check=False, pathway="total", query=LENGTH - 1)
     blocks = [prompt.block(layer) for layer in range(families.BLOCKS)]
     monkeypatch.setattr(pullback, "available", lambda device: 0)
     assert [prompt.block(layer) is block for layer, block in enumerate(blocks)] == [True, False, True]
@@ -84,14 +86,31 @@ def test_a_sketch_of_all_directions_is_exact():
     assert not got.stderr.any()
 
 
-@pytest.mark.parametrize(("products", "readout"), [(6, "residual"), (24, "logits")])
-def test_squared_sketches_are_unbiased(products, readout):
+@pytest.mark.parametrize(
+    "how", [{"products": 6, "beside": True}, {"products": 24, "beside": True}, {"readout": "logits"}]
+)
+def test_squared_sketches_are_unbiased(how):
     seen, tokens, seeds = view("llama", dtype="float32"), some_tokens(length=24), 200
-    exact = jacobian(seen, tokens, readout=readout).sensitivity.values[0] ** 2
-    got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", products=products, readout=readout)
-    squared = got.sensitivity.values**2
-    deviation = (squared.mean(0) - exact) / (squared.std(0, ddof=1) / seeds**0.5)
-    assert np.abs(deviation).max() < 4
+    every = jacobian(seen, tokens, **{name: value for name, value in how.items() if name != "products"})
+    got = jacobian(seen, tokens.expand(seeds, -1).contiguous(), method="sketch", **{"products": 24} | how)
+    for name in ("sensitivity", "sensitivity_normed") if "beside" in how else ("sensitivity",):
+        squared, exact = got[name].values ** 2, every[name].values[0] ** 2
+        deviation = (squared.mean(0) - exact) / (squared.std(0, ddof=1) / seeds**0.5)
+        assert np.abs(deviation).max() < 4
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("gemma2", {}), ("gpt2", {"pathway": "all"}), ("llama", {"method": "scalar"})]
+)
+def test_what_stands_beside_is_the_readout_after_the_final_norm(name, how):
+    seen, tokens = view(name), some_tokens(2)
+    both, alone = jacobian(seen, tokens, **how, beside=True), jacobian(seen, tokens, **how)
+    normed = jacobian(seen, tokens, **how, readout="normed")
+    for variable in ("sensitivity", "stderr", "elasticity"):
+        np.testing.assert_allclose(both[variable], alone[variable], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(both[f"{variable}_normed"], normed[variable], rtol=1e-9, atol=1e-12)
+    with refused("beside=True goes with readout 'residual', not 'normed'"):
+        jacobian(seen, tokens, readout="normed", beside=True)
 
 
 # Positions of a draw go together: the share is known to 0.7 % from these 120 draws.
@@ -110,12 +129,21 @@ def test_forward_products_are_those_of_the_jacobian_up_to_a_factor(monkeypatch):
     seen, tokens = view("gpt2"), some_tokens()
     apart = Apart(seen, layers[0], "auto")
     prompt = Prompt(
-        tokens[:, : LENGTH - 1], "logits", layers, apart, Pace(4, True), check=False, pathway="total", query=LENGTH - 2
+        tokens[:, : LENGTH - 1],
+        ["logits"],
+        layers,
+        apart,
+        Pace(4, True),
+        check=False,
+        pathway="total",
+        query=LENGTH - 2,
     )
     tangents = torch.randn(len(layers), 3, LENGTH - 1, seen.spec.width, dtype=torch.float64)
-    every = prompt.pull(torch.eye(seen.spec.width, dtype=torch.float64) @ prompt.top)  # [layer, output, position, d]
+    every = prompt.pull(
+        torch.eye(seen.spec.width, dtype=torch.float64) @ prompt.tops[0]
+    )  # [layer, output, position, d]
     expected = torch.einsum("lopd,lkpd->ko", every, tangents)
-    assert (torch.cosine_similarity(prompt.push(tangents), expected) > 0.95).all()
+    assert (torch.cosine_similarity(prompt.push(tangents) @ prompt.tops[0].T, expected) > 0.95).all()
 
 
 def test_sixty_four_products_are_within_four_percent():
@@ -202,12 +230,25 @@ def test_elasticity_is_the_sensitivity_in_units_of_input_and_output(readout, que
     at = query % LENGTH
     for layer in range(model.spec.blocks):
         size = torch.cat([one[layer][0, 1 : at + 1] for one in streams]).pow(2).mean().sqrt()
-        for n, one in enumerate(streams):
-            output = one[-1][0, at] if readout == "residual" else model.norm(one[-1][0, at])
-            output = model.unembed(output) if readout == "logits" else output
-            unit = float(size * model.spec.width**0.5 / output.norm())
+        outputs = torch.stack([one[-1][0, 1 : at + 1] for one in streams])
+        outputs = outputs if readout == "residual" else model.norm(outputs)
+        outputs = model.unembed(outputs) if readout == "logits" else outputs
+        centred = outputs[:, -1] - outputs.mean((0, 1))
+        for n in range(len(streams)):
+            unit = float(size * model.spec.width**0.5 / centred[n].norm())
             own = found.isel(prompt=n, layer=layer)  # of every pathway
             close(own.elasticity, own.sensitivity * unit, 1e-4)  # RMS norms are float32's
+
+
+def test_a_huge_constant_dimension_of_the_stream_changes_no_elasticity():
+    tokens, found = some_tokens(3), []
+    for constant in (0.0, 1e4):  # 1e4 times what the stream's other dimensions are
+        model = families.model("gpt2").double()
+        with torch.no_grad():
+            model.transformer.h[-1].mlp.c_proj.bias[3] += constant
+        found.append(jacobian(HuggingFaceView(model), tokens))
+        assert (found[-1].elasticity[:, -1] > 0).all()
+    close(found[1].elasticity, found[0].elasticity, 1e-8)
 
 
 @pytest.mark.parametrize(

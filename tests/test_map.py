@@ -55,11 +55,11 @@ def test_rows_hold_the_library_s_curves_and_make_the_table(measured):
 
     table = [dict(zip(COLUMNS, cells(row), strict=True)) for row in every]
     assert table[0]["primacy"] == f"{weak.shape.primacy:.3g}"
-    assert (table[0]["U"] == "U") == (min(weak.shape.primacy, weak.shape.recency) >= FACTOR)
+    assert (table[0]["U"] == "U") == (min(weak.shape.primacy, weak.shape.last) >= FACTOR)
     assert table[3]["config"] == "-"
     (shown,) = MAP.tables({"map": measured})
     assert sorted(shown.rows) == sorted(map(cells, every))
-    weaker = [min(float(row[1]), float(row[2])) for row in shown.rows if row[1] != "no middle"]
+    weaker = [min(float(row[2]), float(row[4])) for row in shown.rows if row[1] != "no middle"]
     assert weaker == sorted(weaker, reverse=True)
 
 
@@ -109,5 +109,5 @@ def test_the_chart_and_the_answer_show_the_map(measured):
     np.testing.assert_allclose(np.transpose(marks.get_data()), expected)
     for line, name in zip(errors.lines, ("score_path", "values", "uniform", "config"), strict=False):
         np.testing.assert_allclose(line.get_ydata(), [row.error(name) for row in rows(measured, group="depth")])
-    number = sum(min(row.shape.primacy, row.shape.recency) >= 2 for row in rows(measured))
-    assert MAP.answer({"map": measured})[0].startswith(f"map: {number} of 5 places have a U")
+    number = sum(min(row.shape.primacy, row.shape.last) >= 2 for row in rows(measured))
+    assert MAP.answer({"map": measured})[0].startswith(f"map: at {number} of 5 places primacy and last")

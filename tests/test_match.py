@@ -148,8 +148,8 @@ def test_agreement_and_shape_of_toys_are_those_of_elasticities_in_the_result(don
     ds = knowing(ds)
     held = agreements(ds, "pretrained")["retrieval toy"]
     assert held == pytest.approx(agreement(own, toys))
-    (row,) = (row for row in tables({"": ds})[2].rows if row[0] == "recency" and row[2] == "retrieval")
-    assert row[3:5] == [interval(*shape(x, runs=x is toys).recency[:3]) for x in (own, toys)]
+    (row,) = (row for row in tables({"": ds})[2].rows if row[0] == "last" and row[2] == "retrieval")
+    assert row[3:5] == [interval(*shape(x, runs=x is toys).last[:3]) for x in (own, toys)]
     error = errors(ds).sel(state="pretrained", other="retrieval toy")
     assert error.values.tolist() == [held.error, held.error_low, held.error_high]
 

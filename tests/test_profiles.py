@@ -48,7 +48,7 @@ def test_numbers_are_those_of_the_mean_profile():
     curve = typical(values)
     np.testing.assert_allclose(curve, np.prod(values, (0, 1)) ** (1 / (2 * values.shape[1])), rtol=1e-12)
     found, known = shape(made(), "init"), shape_of(curve)
-    assert (found.trough, found.trough_fraction.value) == known[6:]
+    assert (found.trough, found.trough_fraction.value, found.arm) == known[5:]
     unit, logs = units(made()), np.log(values).mean(0)
     for name, one, value in zip(NUMBERS, found, known, strict=False):
         log = jackknifed(lambda some, name=name: math.log(getattr(shape_of(np.exp(some.mean(0))), name)), logs, unit)
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_mean_profile():
 
 def test_a_shape_is_of_one_condition():
     ds = made()
-    assert shape(ds.sel(condition=["init"]))[:7] == shapes(ds)["init"][:7]
+    assert shape(ds.sel(condition=["init"]))[:6] == shapes(ds)["init"][:6]
     with refused("profiles of init, pretrained; name one"):
         shape(ds)
     with refused("fewer than 8 positions"):

@@ -153,7 +153,7 @@ def test_a_window_recalls_what_it_reaches_and_nothing_else(window):
     assert (ds["gain"].values[:, reached] > 1).all()
     assert (ds["log_p"].values[:, ~reached] < -5).all()
     found = shape(ds)
-    assert found.recency.low > 1
+    assert found.last.low > 1
     assert found.trough.high < 0.5
 
 

@@ -23,14 +23,14 @@ from probes.results.curves import (
     smooth_between,
     spearman,
 )
-from probes.results.ushape import shape_of
+from probes.results.ushape import NUMBERS, numbers, shape_of
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(1e-3, 1e3), min_size=8, max_size=200))
 def test_shape_matches_its_definition(curve):
     found, expected = shape_of(curve), reference.ushape(curve)
-    for name in ("primacy", "recency", "middle"):
+    for name in NUMBERS:
         assert getattr(found, name) == pytest.approx(expected[name], rel=1e-12)
     smoothed = smooth(curve)  # two minima equal up to rounding may be told apart either way
     assert smoothed[found.trough] == pytest.approx(smoothed[int(expected["trough"])], rel=1e-12)
@@ -39,14 +39,20 @@ def test_shape_matches_its_definition(curve):
 
 def test_shape_of_a_known_curve():
     curve = np.full(100, 2.0)
-    curve[0], curve[1:5], curve[-1], curve[60:65] = 18.0, 8.0, 6.0, 1.0
-    assert shape_of(curve)[:6] == (10.0, 2.0, 6.0, 5.0, 4.0, 3.0)
+    curve[0], curve[1:17], curve[83:99], curve[-1], curve[60:65] = 18.0, 8.0, 4.0, 6.0, 1.0
+    assert shape_of(curve)[:5] == (9.0, 4.0, 2.0, 3.0, 2.0)
     assert shape_of(curve).trough == 62  # the middle of the dip: a window of 5 lies wholly in it
     assert [shape_of(np.linspace(a, 6 - a, 200)).trough for a in (5, 1)] == [199, 0]
     beyond = shape_of(np.repeat([0.0, 1.0], [90, 10]))  # a window cuts the middle off
-    assert np.isnan(beyond[3:6]).all()
-    assert shape_of(np.repeat([0.0, 1.0], [10, 90])).primacy == 0
-    assert np.isnan(shape_of(np.ones(7))[:6]).all()
+    assert np.isnan(beyond[:4]).all()
+    assert shape_of(np.repeat([0.0, 1.0], [17, 83])).primacy == 0
+    assert np.isnan(list(numbers(np.ones(7)).values())).all()
+    for length, arm in ((20, 4), (64, 15), (67, 15), (68, 16), (4096, 16)):  # what lies just outside does not count
+        curve = np.ones(length)
+        curve[[0, arm + 1, -2 - arm, -1]] = 0.0, 50.0, 50.0, 0.0
+        assert (shape_of(curve).arm, shape_of(curve).primacy, shape_of(curve).recency) == (arm, 1, 1), length
+        curve[1], curve[-2] = 1 + arm, 1 + 2 * arm
+        assert (shape_of(curve).primacy, shape_of(curve).recency) == (2, 3), length
 
 
 def test_smoothing_averages_about_a_twentieth_and_leaves_lines_alone():

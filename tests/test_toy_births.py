@@ -58,7 +58,7 @@ def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
         measured = jacobian(view, torch.randperm(64)[None, :48], method="exact")["sensitivity"].values[0]
         curves = [kernel(s.config(), rule, s.length), measured]
         spreads.append([math.log(curve.max() / curve.min()) for curve in curves])
-        ends.append([abs(math.log(end)) for end in shape_of(measured)[3:6:2]])
+        ends.append([abs(math.log(end)) for end in shape_of(measured)[1:4:2]])
     assert np.all(np.array([spreads, ends])[:, 0] < 0.5 * np.array([spreads, ends])[:, 1])
     # What is scaled: those kinds of matrices alone, each group by one power of two; the rest keeps d sigma^2.
     for names in births.GROUPS:
@@ -105,7 +105,8 @@ def test_what_is_measured_of_a_checkpoint_is_what_probes_measure_of_its_folder(t
     # 8 products of 16 directions: a sketch, not the exact norm.
     np.testing.assert_allclose(one["elasticity"].sel(step=4), np.exp(np.log(exact).mean(0)), rtol=0.35)
     shape = shape_of(one["elasticity"].sel(step=4).values)
-    assert (one["primacy"].sel(step=4), one["recency"].sel(step=4)) == pytest.approx(shape[3:6:2], rel=1e-5)
+    ends = births.with_ends(tiny.ds).sel(kind="flat-0.36", seed=0, step=4)
+    assert [float(ends[name]) for name in births.SHOWN] == pytest.approx(shape[:4], rel=1e-5)
     report = json.loads((tiny.out / "births-runs/flat-0.36-0/training.json").read_text())
     assert float(one["loss"].isel(step=-1)) == pytest.approx(
         report["validation_loss"], rel=0.01

@@ -95,10 +95,12 @@ INSIDE = list(range(1, 9))
         ("petroglyph", "accuracy", FULL | NONE, 0.48, "full-mask-cannot-learn"),
         ("petroglyph", "accuracy", CAUSAL | NONE, 0.9, "two-layers-learn"),
         ("petroglyph", "accuracy", ONE | {"trained_positional": "learned"}, 0.9, "encoding-learns"),
-        ("births", "primacy", {"step": 2400}, 0.5, "follows-primacy from-flat-primacy"),
-        ("births", "recency", {"step": 2400, "seed": 0}, 0.5, "from-flat-recency?"),
-        ("births", "elasticity", {"step": 2400, "position": slice(1, 6)}, 1e-9,
-            "from-flat-primacy-behind-0"),
+        ("births", "elasticity", {"step": 2400, "position": slice(1, 16)}, 1e-9, "from-flat-primacy"),
+        ("births", "elasticity", {"step": 2400, "position": slice(111, 126)}, 1e-9, "from-flat-recency"),
+        ("births", "elasticity", {"step": 2400, "position": 127}, 1e-9, "follows-last? from-flat-last"),
+        ("births", "elasticity", {"step": 2400, "position": slice(0, 126)}, 1.0,
+            "follows-first follows-primacy follows-recency "
+            "from-flat-first from-flat-last from-flat-primacy from-flat-recency"),
         ("position-bias", "gap", UNBIASED | {"positional": "none", "pair": "middle-last"}, -0.2,
             "causal-favours-earlier fixed-vocabulary+"),
         ("position-bias", "gap", UNBIASED | {"depth": 4}, 0.9, "decay-favours-recent"),
@@ -152,7 +154,7 @@ def test_other_settings_than_the_published_ones_are_not_judged(name, settings, j
         ("previous-token", "relative_published", 8),
         ("exchanges", "rate", 3),
         ("petroglyph", "accuracy", 5),
-        ("births", "recency", 4),
+        ("births", "loss", 4),
     ],
 )
 def test_what_a_result_lacks_is_not_judged(name, variable, left):

@@ -23,7 +23,7 @@ from .matching import MATCHED
 
 STATES = {"init": "at initialization", "pretrained": "after training"}
 TRAININGS = ("init", "retrieval")
-FEATURES = ("primacy", "recency")  # the first 5 % of positions, and the last one, against the middle half's median
+FEATURES = ("first", "primacy", "recency", "last")  # numbers of the profile, `probes.results.ushape`
 
 
 def others_of(ds: xr.Dataset, state: str) -> dict[str, tuple[str, str]]:

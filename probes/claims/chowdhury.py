@@ -37,7 +37,7 @@ def u_of(row: Row, factor: float) -> Test:
 def u_of_places(rows: Rows) -> dict[str, Told]:
     by_place: dict[str, Told] = {}
     for row in rows:
-        words = f"primacy {number(row.shape.primacy)}, recency {number(row.shape.recency)}"
+        words = f"primacy {number(row.shape.primacy)}, last {number(row.shape.last)}"
         by_place[str(row["label"])] = words, u_of(row, WEAK)
     return by_place
 
@@ -50,17 +50,17 @@ def u_everywhere(rows: Rows, factor: float) -> Told:
 
 
 def u_of_model(ds: xr.Dataset, condition: str = "pretrained", factor: float = WEAK) -> Told:
-    """Of a model's mean profile, whose ends are those that `headwater jacobian` prints."""
+    """Of a model's mean profile: its primacy, and the source's anchor at the last position."""
     read.with_middle(ds, condition)
     numbers = shape(ds, condition)
-    ends = {"primacy": numbers.primacy, "recency": numbers.recency}
+    ends = {"primacy": numbers.primacy, "last": numbers.last}
     words = (f"{name} {told(end)}" if end.value > 0 else f"{name}: no middle" for name, end in ends.items())
     with np.errstate(divide="ignore"):
         logs = [Interval(*map(float, np.log(end[:3])))._replace(freedom=end.freedom) for end in ends.values()]
     return ", ".join(words), every(above(end, float(np.log(factor))) for end in logs)
 
 
-BOTH = f"primacy and recency are both at least {WEAK:g}"
+BOTH = f"primacy (positions 1 to 16) and the last position are both at least {WEAK:g} times the middle"
 USUAL = ("GPT-2", "Qwen2.5-0.5B")
 MODELS = places("fresh GPT-2 and Qwen2.5-0.5B configurations", group="model")
 
@@ -73,7 +73,7 @@ def _(rows: Rows) -> dict[str, Told]:
 
 PAIR = "in Qwen2-0.5B and GPT-2"
 for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong", "strong U-shape", STRONG)):
-    both = f"primacy and recency are both at least {factor:g}"
+    both = BOTH.replace(f"{WEAK:g}", f"{factor:g}")
     everywhere, persisting = source.but(needs=places(window=0)), source.but(needs=real("jacobian"), published=PAIR)
     claim, rule = f"Fresh causal decoders as such have the {u}.", f"{both} at every place of the map without window"
     everywhere(f"u-at-birth-everywhere{end}", claim=claim, rule=rule, factor=factor)(u_everywhere)
@@ -150,7 +150,7 @@ RISING = 0.9  # rank correlation with ln 1/x over the first quarter from which o
 ISOLATED, STEADY, ORDER = 2.0, 1.5, 10.0  # times the neighbours; factors of the anchor's height and of 1/(H-1)!: ours
 CLIMBS = f"rank correlation with ln(1/x) over the first quarter at least {RISING:g} (ours)"
 LENGTHS = f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale"
-WEAKER = "at every logit scale, recency rises as the branches beside the residual stream are made weaker"
+WEAKER = "at every logit scale, last over middle rises as the branches beside the residual stream are made weaker"
 FACTORIAL = f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}"
 DEPTHS = places("fresh models of several depths", group="depth")
 
@@ -189,11 +189,10 @@ def _(rows: Rows) -> Told:
     return words, every(map(bool, ranks >= RISING))
 
 
-@usual("recency-isolated", rule=f"the last position is at least {ISOLATED:g} times the mean of the 5 % before it")
+@usual("recency-isolated", rule=f"the last position is at least {ISOLATED:g} times the mean of the 16 before it")
 def _(row: Row) -> Told:
     """At birth the last position stands as an isolated anchor above its neighbours in the profile."""
-    curve = row["measured"]
-    ratio = float(curve[-1] / np.mean(curve[-1 - max(1, len(curve) // 20) : -1]))
+    ratio = row.shape.last / row.shape.recency
     return f"{number(ratio)} times its neighbours", above(roughly(ratio), float(np.log(ISOLATED)))
 
 
@@ -214,11 +213,11 @@ def _(rows: Rows) -> dict[str, Told]:
     """The anchor at the last position of the profile at initialization is made by the residual stream."""
     scaled = [row for row in rows if row["group"] == "residual"]
     comparable, by_place = [row for row in rows if read.alike(row, scaled, "residual_scale")], dict[str, Told]()
-    recencies = read.courses(comparable, "residual_scale", lambda row: row.shape.recency)
-    for strength, by_scale in recencies.items():
-        words = ", ".join(f"{number(recency)} (branches times {scale:g})" for scale, recency in by_scale.items())
+    anchors = read.courses(comparable, "residual_scale", lambda row: row.shape.last)
+    for strength, by_scale in anchors.items():
+        words = ", ".join(f"{number(anchor)} (branches times {scale:g})" for scale, anchor in by_scale.items())
         falls = [above(roughly(weaker / stronger), 0) for weaker, stronger in pairwise(by_scale.values())]
-        by_place[f"recency at {strength_told(strength)}"] = words, every(falls)
+        by_place[f"last at {strength_told(strength)}"] = words, every(falls)
     return by_place
 
 

@@ -51,7 +51,7 @@ def end_recalled(ds: xr.Dataset, end: int) -> Told:
     return f"{words} ({asked['pairs']} pairs, keys {asked['keys']})", every(above(by, 0) for by in better.values())
 
 
-for end, (name, pairs) in enumerate((("primacy", "first pairs (5 %)"), ("recency", "last pair"))):
+for end, (name, pairs) in enumerate((("primacy", "first pair"), ("recency", "last pair"))):
     claim = f"Small language models recall the {pairs} of a list better than those in the middle."
     rule = (
         f"{pairs} above the median of the middle half, by exact answers and by log probability, over couples of lists"

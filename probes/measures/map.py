@@ -261,8 +261,8 @@ class Row(dict[str, Any]):
 
     @property
     def weaker(self) -> float:
-        """How far the lower of both ends stands above the middle; NaN where there is no middle."""
-        return min(self.shape.primacy, self.shape.recency)
+        """How far the lower of primacy and last, the ends of [Chowdhury]'s U, stands above the middle; NaN without one."""
+        return min(self.shape.primacy, self.shape.last)
 
 
 def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
@@ -276,18 +276,22 @@ def rows(ds: xr.Dataset, **where: Any) -> list[Row]:
 
 
 def ends(ds: xr.Dataset, *, name: str) -> xr.DataArray:
-    """Primacy or recency of every place [place]."""
+    """A number of the shape of every place [place]."""
     return xr.DataArray([getattr(row.shape, name) for row in rows(ds)], {"place": ds["label"].values}, ("place",))
 
 
-COLUMNS = ("place", "primacy", "recency", "U", "uniform", "values", "score path", "config", "N^L", "value share")
+NUMBERS = ("first", "primacy", "recency", "last")
+COLUMNS = ("place", *NUMBERS, "U", "uniform", "values", "score path", "config", "N^L", "value share")
 
 
 def cells(row: Row) -> list[str]:
     """A place as text, in the order of `COLUMNS`."""
     return [
         row["label"],
-        *(f"{end:.3g}" if math.isfinite(end) else "no middle" for end in (row.shape.primacy, row.shape.recency)),
+        *(
+            f"{end:.3g}" if math.isfinite(end) else "no middle"
+            for end in (getattr(row.shape, name) for name in NUMBERS)
+        ),
         "U" if row.weaker >= FACTOR else "-",
         *(number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config", "cesaro")),
         number(row.value_share, ".3f"),
@@ -297,9 +301,9 @@ def cells(row: Row) -> list[str]:
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """Every place of each map, where the U stands out most first."""
     title = (
-        "Every place of the map. Primacy and recency: the ends against the middle of root mean squares over models; U: both "
-        f"at least {FACTOR:g}. Kernels: mean over positions of |predicted / measured - 1|; N^L: RMS log error with its best "
-        "alpha and a free scale. Value share: the value path's norm against the whole"
+        "Every place of the map. First, primacy, recency, last: against the middle, of root mean squares over models; U, as "
+        f"[Chowdhury] has it: primacy and last at least {FACTOR:g}. Kernels: mean over positions of |predicted / measured - "
+        "1|; N^L: RMS log error with its best alpha and a free scale. Value share: the value path's norm against the whole"
     )
     return [
         Table(title, COLUMNS, [cells(row) for row in sorted(rows(ds), key=lambda row: -np.nan_to_num(row.weaker))])
@@ -316,14 +320,20 @@ def usual_places(ds: xr.Dataset) -> list[Row]:
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """How many places have a U."""
-    having = {name: [row.weaker >= FACTOR for row in rows(ds)] for name, ds in results.items()}
-    what = f"have a U, both ends at least {FACTOR:g} times the middle"
-    return [f"{name}: {sum(has)} of {len(has)} places {what}." for name, has in having.items()]
+    lines = []
+    for name, ds in results.items():
+        every = rows(ds)
+        ends, arms = (
+            sum(x >= FACTOR for x in xs) for xs in ([r.weaker for r in every], [r.shape.recency for r in every])
+        )
+        said = f"at {ends} of {len(every)} places primacy and last are at least {FACTOR:g} times the middle"
+        lines.append(f"{name}: {said}, [Chowdhury]'s U; recency is so at {arms}.")
+    return lines
 
 
 CAPTION = (
     "Fresh models, random tokens. Profiles over their middle, smoothed; lines and marks: measured, dotted: second-moment "
-    f"kernel with score path, nothing fitted. Primacy: beginning over the middle; grey: {FACTOR:g}."
+    f"kernel with score path, nothing fitted. Primacy: positions 1 to 16 over the middle; grey: {FACTOR:g}."
 )
 STRENGTH = "$d\\,\\sigma^2$"
 PROFILES = (0.05, 0.36, 1.0, 2.0)  # strengths whose profiles are drawn
@@ -387,7 +397,7 @@ MAP = Measure(
     question="Where does the U-shape of fresh models hold?",
     compute=atlas,
     options=Options,
-    headlines=tuple(Headline(name, partial(ends, name=name), ratio=True) for name in ("primacy", "recency")),
+    headlines=tuple(Headline(f"{name} (root mean square)", partial(ends, name=name), ratio=True) for name in NUMBERS),
     answer=answer,
     chart=chart,
     tables=tables,

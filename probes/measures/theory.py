@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from matplotlib.figure import Figure
 
 from ..charts import CYCLE, Panel, Series, curves, level, panels, position_axis
 from ..measure import Headline, Measure
-from ..results.curves import band, relative_error, rms_log_error, rms_profiles
+from ..results.curves import band, rms_log_error, rms_profiles
 from ..results.dataset import drawn_from, options_of
-from ..results.tables import Table, number
+from ..results.tables import Table, interval, number
 from ..theory.kernel import second_moment
 from . import jacobian as profiles
 
@@ -84,19 +83,25 @@ def _by_condition(ds: xr.Dataset, dim: str, labels: Mapping[str, str], of: Calla
     return xr.DataArray(values, {"condition": conditions, dim: list(labels.values())}, ("condition", dim))
 
 
-def errors(ds: xr.Dataset, *, shape: bool) -> xr.DataArray:
-    """By condition and theory: mean relative error over positions, or of the `shape`, RMS log error with a free scale."""
-    if "theory_uniform" not in ds and "theory_score_path" not in ds:
+def errors(ds: xr.Dataset) -> xr.DataArray:
+    """Each kernel's mean relative error over positions [condition, theory, estimate] (`jacobian.misfit`)."""
+    found = {SAID[name]: profiles.misfit(ds, variable) for name, variable in theories(ds).items() if name != "cesaro"}
+    if not found:
         raise KeyError("theory")
+    return xr.concat(list(found.values()), xr.Variable("theory", list(found))).transpose("condition", "theory", ...)
+
+
+def shape_errors(ds: xr.Dataset) -> xr.DataArray:
+    """RMS log error of each theory's shape, with a free scale [condition, theory]."""
 
     def error(condition: str, name: str) -> float:
         predicted, curve = measured(ds, condition, f"theory_{name}"), measured(ds, condition)
-        if not shape:
-            return relative_error(predicted, curve)
         seen = (curve > 0) & (predicted > 0)  # float32 rounds what is far out in a window's reach to zero
         return rms_log_error(predicted[seen], curve[seen], free_scale=True) if seen.sum() > 1 else np.nan
 
-    return _by_condition(ds, "theory", {name: SAID[name] for name in theories(ds) if shape or name != "cesaro"}, error)
+    if "theory_uniform" not in ds and "theory_score_path" not in ds:
+        raise KeyError("theory")
+    return _by_condition(ds, "theory", {name: SAID[name] for name in theories(ds)}, error)
 
 
 def shares(ds: xr.Dataset) -> xr.DataArray:
@@ -113,7 +118,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """How far the kernel is from what is measured."""
     lines = []
     for model, ds in results.items():
-        off = errors(ds, shape=False)
+        off = errors(ds).sel(estimate="value")
         name = SAID["score_path"] if SAID["score_path"] in off.theory else str(off.theory[0].item())
         parts = [f"{number(100 * off.sel(theory=name, condition=c))} % ({c})" for c in off.condition.values]
         lines.append(f"{model}: the {name} is {', '.join(parts)} off the measured profile, mean over positions.")
@@ -124,11 +129,11 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """Errors by theory and condition, with alpha of N^L and the paths' shares."""
     rows = []
     for model, ds in results.items():
-        off, shaped, parts = errors(ds, shape=False), errors(ds, shape=True), shares(ds)
+        off, shaped, parts = errors(ds), shape_errors(ds), shares(ds)
         for condition in shaped.condition.values:
             for theory in shaped.theory.values:
                 known = theory in off.theory.values
-                error = number(100 * off.sel(theory=theory, condition=condition)) if known else "-"
+                error = interval(*100 * off.sel(theory=theory, condition=condition).values) if known else "-"
                 alpha = number(ds["alpha"].sel(condition=condition)) if theory == SAID["cesaro"] else "-"
                 rows.append(
                     [model, condition, theory, error, number(shaped.sel(theory=theory, condition=condition)), alpha]
@@ -177,8 +182,8 @@ MEASURE = Measure(
     units=profiles.units,
     joined=profiles.joined,
     headlines=(
-        Headline("mean relative error", partial(errors, shape=False), form=".3f"),
-        Headline("shape's RMS log error", partial(errors, shape=True), form=".3f"),
+        Headline("mean relative error", errors, ratio=True, form=".3f"),
+        Headline("shape's RMS log error", shape_errors, form=".3f"),
         Headline("share of the norm", shares, form=".3f"),
         Headline("alpha of N^L", lambda ds: ds["alpha"], form=".3f"),
     ),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -44,6 +45,7 @@ CHUNK_SHARE = 0.4  # of a GPU's free memory, for the directions on their way
 NUMBERS, SOURCE_NUMBERS = 24, 2
 
 MOVED = 0.005  # of a stream's size, in `push`
+AT_ONCE = 64  # positions whose logits are there at once
 
 
 @dataclass
@@ -116,6 +118,7 @@ class Disagreement(Exception):
 class Prompt:
     """One prompt's recorded pass, and how cotangents at its query position are pulled back to the source layers.
 
+    Several readouts share it: they differ in the cotangents that their directions begin with (`tops`) alone.
     It holds the prompt's linearized blocks, as far as memory allows. Outputs are held against the model's, with `check` the
     slope of the first block of each kind, too. With `coarse` cotangents meet their weights in TF32.
     """
@@ -123,7 +126,7 @@ class Prompt:
     def __init__(
         self,
         tokens: Tensor,
-        readout: Readout,
+        readouts: Sequence[Readout],
         layers: list[int],
         apart: Apart,
         pace: Pace,
@@ -134,7 +137,7 @@ class Prompt:
         coarse: bool = False,
     ) -> None:
         self.model, self.apart, self.pace, self.check, self.coarse = apart.model, apart, pace, check, coarse
-        self.readout: Readout = readout
+        self.readouts = readouts
         self.pathway: Pathway = pathway
         self.layers, self.query = layers, query
         self.used: set[str] = set()
@@ -148,33 +151,41 @@ class Prompt:
         self._last = self._trace.residual[-1][0, query].detach()
 
     @cached_property
-    def _weights(self) -> Float[Tensor, " d"]:
+    def _weights(self) -> Float[Tensor, " direction"]:
         """Of directions in the mixture that slopes are checked along."""
-        drawn = torch.randn(self.model.spec.width, generator=torch.Generator().manual_seed(0))
+        count = len(self.readouts) * self.model.spec.width
+        drawn = torch.randn(count, generator=torch.Generator().manual_seed(0))
         return drawn.to(self._last)
 
     @cached_property
-    def top(self) -> Float[Tensor, "d d"]:
-        """Rows: cotangents of the last stream at the query position for d orthonormal directions of the readout."""
-        return readout_rows(self.model, self._last, self.readout)
+    def tops(self) -> list[Float[Tensor, "d d"]]:
+        """Of each readout, rows: cotangents of the last stream at the query position for d orthonormal directions of it."""
+        return [readout_rows(self.model, self._last, readout) for readout in self.readouts]
 
-    def _read_out(self, stream: Tensor) -> Tensor:
-        output = stream if self.readout == "residual" else self.model.norm(stream)
-        return self.model.unembed(output) if self.readout == "logits" else output
+    def _read_out(self, stream: Tensor, readout: Readout) -> Tensor:
+        output = stream if readout == "residual" else self.model.norm(stream)
+        return self.model.unembed(output) if readout == "logits" else output
 
     @torch.no_grad()
-    def scales(self) -> Float[Tensor, "layer two"]:
-        """Mean squares for each source layer: its stream at positions 1 to the query; the readout, per d."""
-        of_output = double(self._read_out(self._last)).pow(2).sum() / self.model.spec.width
-        streams = (double(self._trace.residual[layer][0, 1 : self.query + 1]) for layer in self.layers)
-        return torch.stack([torch.stack([stream.pow(2).mean(), of_output]) for stream in streams]).cpu()
+    def input_squares(self) -> Float[Tensor, " layer"]:
+        """Mean squares of the source layers' streams at positions 1 to the query."""
+        streams = (self._trace.residual[layer][0, 1 : self.query + 1] for layer in self.layers)
+        return torch.stack([double(stream).pow(2).mean() for stream in streams])
 
-    def ones(self) -> Float[Tensor, "1 d"]:
-        """The gradient of the readout's sum with respect to the last stream at the query position."""
+    @torch.no_grad()
+    def outputs(self, readout: Readout) -> Float[Tensor, "two number"]:
+        """A readout at the query, and its mean over positions 1 to the query."""
+        stream = self._trace.residual[-1][0, 1 : self.query + 1]
+        parts = stream.split(AT_ONCE) if readout == "logits" else [stream]
+        total = sum((double(self._read_out(some, readout)).sum(0) for some in parts), torch.zeros(()))
+        return torch.stack([double(self._read_out(self._last, readout)), total / len(stream)])
+
+    def ones(self) -> Float[Tensor, "readout d"]:
+        """The gradients of each readout's sum with respect to the last stream at the query position."""
         residual = self._last.clone().requires_grad_()
         with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(self._read_out(residual).sum(), residual)
-        return gradient[None]
+            sums = [self._read_out(residual, readout).sum() for readout in self.readouts]
+            return torch.stack([torch.autograd.grad(one, residual, retain_graph=True)[0] for one in sums])
 
     def block(self, layer: int) -> LinearizedBlock | AutogradBlock:
         """A block, linearized; from its parts where these do what the model does."""
@@ -274,7 +285,7 @@ class Prompt:
 
     @torch.no_grad()
     def push(self, tangents: Float[Tensor, "layer k position d"]) -> Float[Tensor, "k d"]:
-        """The readout's change under tangents at the source layers together, up to a factor for each of them.
+        """The last stream's change at the query under tangents at the source layers together, up to a factor for each.
 
         The difference between the recorded pass and one whose streams are moved by `MOVED` of their size: enough to choose
         directions by. A smaller step would be nearer to first order, and rounding would choose with it.
@@ -284,7 +295,7 @@ class Prompt:
         moved = step * tangents / tangents.pow(2).mean((0, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
         edits = [Edit("residual", layer, by.add) for layer, by in zip(self.layers, moved, strict=True)]
         embedded = self._trace.residual[0].expand(tangents.shape[1], -1, -1)
-        return (self.model.residual(embedded, edits=edits)[:, self.query] - self._last) @ self.top.T / step
+        return (self.model.residual(embedded, edits=edits)[:, self.query] - self._last) / step
 
 
 def readout_rows(model: View, residual: Float[Tensor, " d"], readout: Readout) -> Float[Tensor, "d d"]:

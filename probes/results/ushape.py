@@ -1,9 +1,11 @@
-"""The U-shape of a profile: what primacy, middle, recency and trough are, and which positions count as which.
+"""The U-shape of a profile: what its numbers are, and which positions count as which.
 
-A profile is a curve over positions, how much the last one depends on each. Its beginning is the first `EDGE` of the
-positions, its middle the median over the middle half, its end the last position. `primacy` is beginning / middle, `recency`
-end / middle, the trough is where the smoothed curve is lowest. `shape_of` gives these of one curve, `shape_over` of the
-geometric mean of many, with intervals; `probes.shape` is the latter of a result.
+A profile is a curve over positions, how much the last one, the query, depends on each. `middle` is the median over the
+middle half, and four numbers are ratios to it: `first`, position 0; `primacy`, the mean over the `ARM` positions behind it;
+`recency`, the mean over the `ARM` positions before the query; `last`, the query's own position, whose input the residual
+stream carries there. Below 68 positions the two arms are shorter, T/4 - 1 each. The trough is where the smoothed curve is
+lowest. `numbers` gives these of a curve, and everything that prints them takes it: `shape_of` for one curve, `shape_over`
+for the geometric mean of many, with intervals; `probes.shape` is the latter of a result.
 
 One prompt, looked at token by token (`probes.inspect`), is divided into parts instead: position 0 is the sink, and the
 recency part is as long as the profile is high (`parts_of`).
@@ -25,8 +27,8 @@ from .curves import Profile, band, by_condition, deviation, smooth
 from .dataset import options_of
 from .statistics import Interval, ends, freedom, jackknife, resampling, spread, units
 
-EDGE = 0.05  # the share of positions that counts as the beginning
-NUMBERS = ("first", "middle", "last", "primacy", "primacy_behind_0", "recency")
+ARM = 16  # positions of primacy, and of recency
+NUMBERS = ("first", "primacy", "recency", "last", "middle")
 PARTS = ("sink", "rest", "recency")
 RECENCY = 2.0  # how far a profile stands above its middle in the recency part
 SHORTEST = 8  # positions below which a curve has no middle to speak of
@@ -40,21 +42,22 @@ class Shape(NamedTuple):
     Ratios are NaN where the middle is 0, as where a window cuts it off.
     """
 
-    first: Number  # mean over the first 5 % of positions, in the curve's unit
-    middle: Number  # median over positions T/4 <= j < 3T/4
-    last: Number  # the last position
-    primacy: Number  # first / middle
-    primacy_behind_0: Number  # the same without position 0
-    recency: Number  # last / middle
+    first: Number  # position 0 / middle
+    primacy: Number  # mean over positions 1 to `arm` / middle
+    recency: Number  # mean over the `arm` positions before the last one / middle
+    last: Number  # the last position / middle
+    middle: Number  # median over positions T/4 <= j < 3T/4, in the curve's unit
     trough: int  # position of the minimum of the smoothed curve
     trough_fraction: Number  # trough / (T - 1)
+    arm: int  # 16; T/4 - 1 below T = 68
 
 
 def shape_of(curve: ArrayLike) -> Shape:
     """The shape of one curve [position]; NaN but for the trough where it is shorter than 8."""
     values = np.asarray(curve, dtype=np.float64)
     trough = int(np.argmin(smooth(values)))
-    return Shape(**numbers(values), trough=trough, trough_fraction=trough / max(1, len(values) - 1))
+    fraction = trough / max(1, len(values) - 1)
+    return Shape(**numbers(values), trough=trough, trough_fraction=fraction, arm=arm(len(values)))
 
 
 def shape_over(
@@ -72,8 +75,9 @@ def shape_over(
     places = troughs(logs.mean(1), drawn.astype(np.float64))
     fraction = places / max(1, logs.shape[-1] - 1)
     low, high = (float(end[0]) for end in ends(fraction[:, None]))
+    lowest = Interval(float(fraction[0]), low, high)
     found = intervals(log_numbers, logs, unit)
-    return Shape(**found, trough=int(places[0]), trough_fraction=Interval(float(fraction[0]), low, high))
+    return Shape(**found, trough=int(places[0]), trough_fraction=lowest, arm=arm(logs.shape[-1]))
 
 
 def intervals(
@@ -92,9 +96,9 @@ def log_numbers(logs: Float[np.ndarray, "sample other position"]) -> Float[np.nd
         return np.log(list(numbers(np.exp(logs.mean((0, 1)))).values()))
 
 
-def beginning(length: int) -> int:
-    """How many positions count as the beginning."""
-    return math.ceil(EDGE * length)
+def arm(length: int) -> int:
+    """How many positions primacy takes, and how many recency: all of them lie outside the middle half."""
+    return max(0, min(ARM, length // 4 - 1))
 
 
 def middle_of(curve: Float[np.ndarray, " position"]) -> float:
@@ -108,10 +112,10 @@ def numbers(curve: Float[np.ndarray, " position"]) -> dict[str, float]:
     length = len(curve)
     if length < SHORTEST:
         return dict.fromkeys(NUMBERS, math.nan)
-    edge, middle, last = beginning(length), middle_of(curve), float(curve[-1])
-    first, behind = float(np.mean(curve[:edge])), float(np.mean(curve[1:edge])) if edge > 1 else math.nan
-    ratios = [x / middle if middle > 0 else math.nan for x in (first, behind, last)]
-    return dict(zip(NUMBERS, (first, middle, last, *ratios), strict=True))
+    near, middle = arm(length), middle_of(curve)
+    ends = curve[0], np.mean(curve[1 : 1 + near]), np.mean(curve[-1 - near : -1]), curve[-1]
+    ratios = [float(end) / middle if middle > 0 else math.nan for end in ends]
+    return dict(zip(NUMBERS, (*ratios, middle), strict=True))
 
 
 def troughs(
@@ -146,9 +150,9 @@ Curves = Float[np.ndarray, "seed prompt position"]
 def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curves]:
     """Elasticities by condition, up to the query; of several pathways or layers none.
 
-    `variable` may be another of the result's [..., prompt, position] in the unit of the sensitivity, a theory's: it is then
-    brought to the elasticity's unit. A result made before there were elasticities gives its sensitivities: shapes are the
-    same, sizes of two conditions then compare units.
+    `variable` may be "elasticity_normed", or one [..., prompt, position] in the unit of the sensitivity, a theory's: it is
+    then brought to the elasticity's unit. A result made before there were elasticities gives its sensitivities: shapes are
+    the same, sizes of two conditions then compare units.
     """
     if not comparable(ds):
         variable = variable.replace("elasticity", "sensitivity")
@@ -159,7 +163,7 @@ def elasticities(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Curv
         return {}
     end = int(options_of(ds).get("query", ds.sizes["position"] - 1)) + 1
     values = ds[variable].transpose("condition", "seed", "prompt", "position").values.astype(np.float64)
-    if variable != "elasticity" and comparable(ds):
+    if not variable.startswith("elasticity") and comparable(ds):
         values = values * _unit(ds)
     known = {
         str(name): runs[~np.isnan(runs).all((1, 2))]
@@ -196,17 +200,18 @@ def profiles(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, list[Pro
     return found
 
 
-def shape(ds: xr.Dataset, condition: str | None = None) -> Shape:
+def shape(ds: xr.Dataset, condition: str | None = None, variable: str = "elasticity") -> Shape:
     """The U-shape of a profile as `headwater jacobian` prints it: of the geometric mean, with 95 % intervals over documents.
 
     Args:
         ds: a result of `jacobian`, or of a theory. Prompts are units where its coordinate `document` names none.
         condition: "init" or "pretrained", as the result calls them; needed where it has several.
+        variable: "elasticity", or "elasticity_normed", after the final norm, where the result holds it.
 
     Raises:
         InputError: no such profile, several to choose from, or one that is shorter than 8 positions.
     """
-    found = shapes(ds)
+    found = shapes(ds, variable)
     if condition not in found and (condition is not None or len(found) != 1):
         raise InputError(
             f"condition={condition}, and the result has profiles of {', '.join(found) or 'none'}; name one"
@@ -217,14 +222,17 @@ def shape(ds: xr.Dataset, condition: str | None = None) -> Shape:
     return chosen
 
 
-def shapes(ds: xr.Dataset) -> dict[str, Shape]:
+def shapes(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Shape]:
     """`shape` of every condition; NaN for profiles that are too short."""
-    return {condition: shape_over(_logs(values), units(ds)) for condition, values in elasticities(ds).items()}
+    found = elasticities(ds, variable)
+    return {condition: shape_over(_logs(values), units(ds)) for condition, values in found.items()}
 
 
-def change(ds: xr.Dataset, before: str = "init", after: str = "pretrained") -> dict[str, Interval]:
+def change(
+    ds: xr.Dataset, before: str = "init", after: str = "pretrained", variable: str = "elasticity"
+) -> dict[str, Interval]:
     """How many times each of `NUMBERS` is in `after` what it is in `before`, prompts paired; empty where one is missing."""
-    found = elasticities(ds) if comparable(ds) else {}
+    found = elasticities(ds, variable) if comparable(ds) else {}
     if before not in found or after not in found:
         return {}
     seeds, both = len(found[before]), _logs(np.concatenate([found[before], found[after]]))

@@ -76,7 +76,7 @@ from .reading import judge, lies, need, over, state
 from .sweep import Cells, Measure, Part, filled, sweep
 
 PROFILES = ("uniform", "branches", "flat")
-ENDS = ("primacy", "recency")
+ENDS = ("primacy", "last")
 STDLIB = "stdlib"  # the text of the bundled models
 PROBED = "code"  # what profiles are measured on: bundled, and not in the training text
 ORDER = 0  # the seed of the data's order, and of all that is drawn for measuring
@@ -206,8 +206,6 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     step = ("step",)
     measures = {
         "elasticity": Measure("sensitivity * rms(x) / rms(h)", "1", ("step", "position"), np.float32),
-        "primacy": Measure("first 5 % of positions over the middle", dims=step),
-        "recency": Measure("last position over the middle", dims=step),
         "loss": Measure("loss on text held out", "nat", step),
         "sink_rate": Measure("share of heads and prompts with a weight above 0.3 on position 0", dims=step),
     }
@@ -275,10 +273,8 @@ def _measured(
     windows = Windows(pack(view.tokenizer, heldout), length=s.length, seed=ORDER, bos=view.bos)
     tokens = draw(view, n=s.prompts, length=s.length, text=PROBED, seed=ORDER).tokens
     profile = typical(jacobian(view, tokens, method="sketch", products=s.products)["elasticity"].values)
-    ends = numbers(profile)
     found = {
         "elasticity": profile.tolist(),
-        **{name: ends[name] for name in ENDS},
         "loss": float(consequences(view, windows.at(windows.side_by_side())[0])[0].mean()),
         "sink_rate": float(sinks(view, tokens, keys=(0,))["sink_rate_of_model"].values[0]),
     }
@@ -290,17 +286,16 @@ def _measured(
 
 COVARIATES: Mapping[str, tuple[str, ...]] = {"none": (), "log sigma, loss": ("log sigma", "loss")}
 MARGIN = 0.1  # of a slope that counts as none
-BEHIND = "primacy behind 0"  # position 0 holds BOS, the other positions text
-SHOWN = (*ENDS, BEHIND)
+SHOWN = ("first", "primacy", "recency", "last")  # numbers of the profile; position 0 holds BOS, the others text
 MEASURED = {"loss": "loss, nat", "sink_rate": "sink rate"}
 FEWEST = 1e-8  # of the predictor's square that covariates and the constant have to leave
 
 
-def with_behind(ds: xr.Dataset) -> xr.Dataset:
-    """The result with `BEHIND` of its elasticities beside the ends."""
+def with_ends(ds: xr.Dataset) -> xr.Dataset:
+    """The result with the numbers `SHOWN` of its elasticities."""
     curves = ds["elasticity"].transpose(..., "position")
-    behind = np.apply_along_axis(lambda curve: numbers(curve)["primacy_behind_0"], -1, curves.values)
-    return ds.assign({BEHIND: (curves.dims[:-1], behind)})
+    found = np.apply_along_axis(lambda curve: [numbers(curve)[name] for name in SHOWN], -1, curves.values)
+    return ds.assign({name: (curves.dims[:-1], found[..., n]) for n, name in enumerate(SHOWN)})
 
 
 def fitted(
@@ -339,7 +334,7 @@ def regressed(
 
 def slopes(ds: xr.Dataset) -> xr.DataArray:
     """Slopes at every later checkpoint [step, end, unit, covariates, estimate]."""
-    ds = with_behind(ds)
+    ds = with_ends(ds)
     coords: dict[str, Any] = {"step": ds["step"].values[1:], "end": list(SHOWN), "unit": ["runs", "kinds"]}
     coords |= {"covariates": list(COVARIATES), "estimate": list(ESTIMATE)}
     places = product(range(1, ds.sizes["step"]), SHOWN, (False, True), COVARIATES.values())
@@ -351,11 +346,11 @@ def of_flat(ds: xr.Dataset, end: str) -> xr.DataArray:
     """An end at the last step, of kinds of flat initialization."""
     flat = [str(kind) for kind in ds["kind"].values if str(kind).startswith("flat")]
     need(flat)
-    return with_behind(ds)[end].isel(step=-1, drop=True).sel(kind=flat)
+    return with_ends(ds)[end].isel(step=-1, drop=True).sel(kind=flat)
 
 
 HEADLINES = (
-    *(Headline(end, lambda ds, end=end: with_behind(ds)[end]) for end in SHOWN),
+    *(Headline(end, lambda ds, end=end: with_ends(ds)[end]) for end in SHOWN),
     *(Headline(words, lambda ds, name=name: ds[name]) for name, words in MEASURED.items()),
     Headline("slope of logarithms, trained on initial", slopes),
 )
@@ -368,6 +363,7 @@ CAPTION = (
 
 def charts(ds: xr.Dataset) -> dict[str, Figure]:
     """Trained ends of the profile against initial ones, and the slope at every checkpoint."""
+    ds = with_ends(ds)
     colors = dict(zip(map(str, ds["kind"].values), CYCLE * len(ds["kind"]), strict=False))
     figure, cells = sheet(2, 2, caption=CAPTION)
     by_step = slopes(ds).sel(unit="runs", covariates="none")
@@ -401,13 +397,13 @@ SLOPE = (
 
 
 def claims(ds: xr.Dataset) -> list[Claim]:
-    """The statements, for both ends, and for the first without position 0."""
+    """The statements, for each of `SHOWN`."""
     return judge(births, ds)
 
 
 def follows(ds: xr.Dataset, end: str) -> Told:
     """The end of trained profiles follows from that at initialization."""
-    slope, inflation = regressed(with_behind(ds), end, -1, COVARIATES["log sigma, loss"], kinds=True)
+    slope, inflation = regressed(with_ends(ds), end, -1, COVARIATES["log sigma, loss"], kinds=True)
     need(np.isfinite(slope.value))
     words = f"{told(slope)} (variance inflation {number(inflation)})"
     return words, lambda level: "does not hold" if nothing(slope, MARGIN)(level) == "holds" else above(slope, 0)(level)

@@ -1,8 +1,9 @@
 """How strongly the output depends on each input position, with fresh and with trained weights: a profile and its ends.
 
-The norm of the Jacobian, its estimators and its pathways are in `compute`; primacy, recency and trough of a
+The norm of the Jacobian, its estimators and its pathways are in `compute`; first, primacy, recency, last and trough of a
 profile in `probes.results.ushape`. A unit of work is a condition of the model with one seed of fresh weights. Beside every
-profile stands what the second-moment kernel of the same weights predicts, and [Chowdhury]'s N^L with its best alpha.
+profile stand that of the readout after the final norm, what the second-moment kernel of the same weights predicts, and
+[Chowdhury]'s N^L with its best alpha.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -25,14 +27,17 @@ from ...errors import InputError
 from ...measure import Headline, Measure, Unit
 from ...models.initialization import CONFIG, check_rule
 from ...models.view import View
-from ...results.curves import band, by_condition, rms_profiles
+from ...results.curves import ESTIMATE, band, by_condition, relative_error, rms_profiles
 from ...results.dataset import combine, drawn_from, options_of
+from ...results.statistics import jackknife
+from ...results.statistics import units as units_of
 from ...results.tables import Table
-from ...results.ushape import NUMBERS, SHORTEST, numbers, profiles, troughs
+from ...results.ushape import ARM, NUMBERS, SHORTEST, arm, numbers, profiles, troughs
 from ...run.progress import Progress, part
 from ...run.store import Store
 from ...theory import kernel
 from ...theory.cesaro import fit_alpha
+from .compute import NORMED
 from .compute import PATHWAYS as PATHWAYS
 from .compute import PRODUCTS as PRODUCTS
 from .compute import Method as Method
@@ -47,8 +52,8 @@ KERNELS: dict[str, dict[str, Any]] = {
 }
 
 CAPTION = (
-    "Geometric mean over prompts and seeds of ||J||/sqrt(d) rms(x)/rms(h). Bands: smallest to largest seed, or two "
-    "standard errors over documents of a single run."
+    "Geometric mean over prompts and seeds of ||J||/sqrt(d) rms(x)/rms(h), h centred. Bands: smallest to largest seed, or "
+    "two standard errors over documents of a single run."
 )
 LOOKS = {
     "init": ("fresh weights", FRESH),
@@ -61,8 +66,9 @@ LOOKS = {
 class Options(options.Options):
     """Measure how strongly the output depends on each input position, at initialization and after pretraining.
 
-    Writes jacobian.nc, jacobian.md and the chart: primacy (first 5 % of positions against the middle half's median),
-    recency (last position against it) and the trough's place. If interrupted, the same command resumes.
+    Writes jacobian.nc, jacobian.md and the chart. Against the middle half's median: first (position 0), primacy
+    (positions 1 to 16), recency (the 16 before the query), last (the query's own); the same after the final norm, and the
+    kernel's error. If interrupted, the same command resumes.
 
     Examples:
       headwater jacobian tiny-llama
@@ -128,12 +134,12 @@ def profile(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """`jacobian` of one model with its theories beside it.
+    """`jacobian` of one model with its theories beside it, and with the readout after the final norm beside the stream.
 
     Args:
         model, tokens, pieces, progress: as of `jacobian`; so are all of `how`.
         theories: names of `KERNELS`, or "config"; "score_path" if not given, where the model's blocks can be taken apart.
-        by_path: also the value and the score path, as the variables `value` and `score`.
+        by_path: also the value and the score path, as the variables `value` and `score`; then of the stream alone.
         initialization: what "config" draws from.
 
     Returns:
@@ -151,7 +157,8 @@ def profile(
         layers = range(1 if model.offloaded else model.spec.blocks)  # the first stands for all that are fetched
         theories = ("score_path",) if all(model.parts(layer) is not None for layer in layers) else ()
     tell = [part(progress, n / (1 + len(theories)), (n + 1) / (1 + len(theories))) for n in range(1 + len(theories))]
-    ds = jacobian(model, tokens, pathway=pathway, pieces=pieces, progress=tell[0], **how)
+    beside = not by_path and how.get("readout", "residual") == "residual"
+    ds = jacobian(model, tokens, pathway=pathway, beside=beside, pieces=pieces, progress=tell[0], **how)
     if by_path:
         paths, ds = ds["sensitivity"], ds.sel(pathway="total", drop=True)
         for path in ("value", "score"):
@@ -188,10 +195,10 @@ def joined(results: Sequence[xr.Dataset], model: View) -> xr.Dataset:
 # ------------------------------------------------------------------------------------------------------------- headlines
 
 
-def logs(ds: xr.Dataset) -> xr.DataArray:
+def logs(ds: xr.Dataset, variable: str = "elasticity") -> xr.DataArray:
     """Logarithms of the elasticity up to the query, means over seeds [prompt, condition, ..., position]; -inf for a zero."""
-    ds = by_condition(ds, "elasticity")
-    values = ds["elasticity"].isel(position=slice(int(options_of(ds)["query"]) + 1))
+    ds = by_condition(ds, variable)
+    values = ds[variable].isel(position=slice(int(options_of(ds)["query"]) + 1))
     values = values.isel(layer=0, drop=True) if "layer" in values.dims else values
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = xr.apply_ufunc(np.log, values.astype(np.float64)).mean("seed")
@@ -203,11 +210,6 @@ def of_curve(values: Float[np.ndarray, "prompt *where position"], *, name: str) 
     return np.apply_along_axis(lambda curve: numbers(curve)[name], -1, np.exp(values.mean(0)))
 
 
-def at_0(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndarray, " *where"]:
-    """The geometric mean's value at position 0."""
-    return np.exp(values.mean(0)[..., 0])
-
-
 def trough(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndarray, " *where"]:
     """Position of the smoothed mean's minimum."""
     every = np.moveaxis(values, 0, -2)  # [*where, prompt, position]
@@ -215,21 +217,45 @@ def trough(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndar
     return np.array([troughs(one, np.ones((1, len(one))))[0] for one in flat]).reshape(every.shape[:-2])
 
 
-SAID = {"first": "first 5 %", "middle": "middle", "last": "last", "primacy_behind_0": "primacy without position 0"}
+def misfit(ds: xr.Dataset, theory: str = "theory_score_path") -> xr.DataArray:
+    """How far a theory is off: mean over positions of |predicted / measured - 1|, by condition, interval over documents.
+
+    Both are root mean squares over prompts, which the kernel predicts, and geometric means over seeds; the interval is of
+    the logarithm. What a sketch is off counts, too.
+    """
+    ds, unit = by_condition(ds[["sensitivity", theory]], "sensitivity"), units_of(ds)
+    end, found = int(options_of(ds)["query"]) + 1, []
+
+    def off(both: np.ndarray) -> float:
+        with np.errstate(divide="ignore"):
+            measured, predicted = np.exp(np.log(both.mean(0)).mean(1) / 2)
+            return float(np.log(relative_error(predicted, measured)))
+
+    for condition in ds["condition"].values:
+        of = ds.sel(condition=condition).isel(position=slice(end))
+        both = np.stack([of[x].transpose("prompt", "seed", "position").values for x in ("sensitivity", theory)], 1)
+        there = ~np.isnan(both).all((0, 1, 3))
+        found.append(np.exp(jackknife(off, both[:, :, there].astype(np.float64) ** 2, unit)))
+    coords = {"condition": list(map(str, ds["condition"].values)), "estimate": list(ESTIMATE)}
+    return xr.DataArray(np.reshape(found, (-1, 3)), coords, ("condition", "estimate"))
+
+
+READOUTS = {"elasticity": "", f"elasticity{NORMED}": " after the final norm"}
 HEADLINES = [
-    Headline(SAID.get(name, name), logs, partial(of_curve, name=name), ratio=True)
-    for name in (*NUMBERS[3:], *NUMBERS[:3])
+    Headline(f"{name}{said}", partial(logs, variable=variable), partial(of_curve, name=name), ratio=True)
+    for variable, said in READOUTS.items()
+    for name in NUMBERS
 ]
 
 
 def verdict(primacy: Sequence[float], recency: Sequence[float]) -> str:
-    """Whether both ends stand above the middle, by their intervals (value, low, high)."""
+    """Whether both arms stand above the middle, by their intervals (value, low, high)."""
     lows, highs = (min(primacy[1], recency[1]), min(primacy[2], recency[2]))
     return "may be a U or not" if np.isnan(lows) or lows <= 1 < highs else "is a U" if lows > 1 else "is no U"
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
-    """By condition, how far the ends of the profile stand above its middle."""
+    """By condition, how far the arms of the profile and its two end positions stand above its middle."""
     from ...headlines import numbers as numbers_of
 
     lines = []
@@ -238,30 +264,46 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         conditions = dict.fromkeys(where for name, where in found if name == "primacy")
         parts = [
             f"the {condition} profile {verdict(*(found[x, condition].interval[:3] for x in ('primacy', 'recency')))} "
-            f"(primacy {found['primacy', condition].text}, recency {found['recency', condition].text})"
+            f"({', '.join(f'{x} {found[x, condition].text}' for x in NUMBERS[:4])})"
             for condition in conditions
         ]
         lines.append(f"{model}: {'; '.join(parts) or 'no profile has a middle'}.")
     return lines
 
 
-COLUMNS = ("model", "condition", "seeds", *(h.name for h in HEADLINES), "trough", "sketch's error")
+COLUMNS = ("model", "condition", "readout", "seeds", *NUMBERS, "trough", "kernel's error", "sketch's error")
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """Every number of every condition."""
+    """Every number of every condition and readout."""
     from ...headlines import numbers as numbers_of
 
     rows = []
     for model, ds in results.items():
         found = {(n.name, n.where): n.text for n in numbers_of(MEASURE, ds)}
-        for condition, runs in rms_profiles(ds).items() if "pathway" not in ds.dims else ():
-            first, seen = runs[0], runs[0].mean > 0
-            error = float(np.sqrt(np.mean((first.stderr[seen] / first.mean[seen]) ** 2)))
-            texts = [found.get((name, condition), "no middle") for name in COLUMNS[3:-1]]
-            rows.append([model, condition, str(len(runs)), *texts, "-" if np.isnan(error) else f"{error:.2%}"])
+        places = product(rms_profiles(ds).items(), READOUTS.items()) if "pathway" not in ds.dims else ()
+        for (condition, runs), (variable, said) in places:
+            if variable in ds or not said:
+                texts = [found.get((f"{name}{said}", condition), "no middle") for name in NUMBERS]
+                texts += [found.get((name, condition), "-") if not said else "-" for name in COLUMNS[-3:-1]]
+                readout = said.strip() or options_of(ds).get("readout", "residual")
+                rows.append([model, condition, readout, str(len(runs)), *texts, _sketch_error(ds, condition, variable)])
     title = "Profiles" + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results))
+    for near in sorted({arm(int(options_of(ds)["query"]) + 1) for ds in results.values()} - {ARM}):
+        title += f"; primacy and recency over {near} positions each, not {ARM}: prompts are short"
     return [Table(title, COLUMNS, rows)]
+
+
+def _sketch_error(ds: xr.Dataset, condition: str, variable: str) -> str:
+    """Root mean square over positions of the first seed's standard error over its sensitivity."""
+    names = [variable.replace("elasticity", name) for name in ("sensitivity", "stderr")]
+    if not {*names} <= {*ds.data_vars}:
+        return "-"
+    both = by_condition(ds[names], names[0]).rename(dict(zip(names, ("sensitivity", "stderr"), strict=True)))
+    first = rms_profiles(both)[condition][0]
+    seen = first.mean > 0
+    error = float(np.sqrt(np.mean((first.stderr[seen] / first.mean[seen]) ** 2)))
+    return "-" if np.isnan(error) else f"{error:.2%}"
 
 
 def profile_series(ds: xr.Dataset, variable: str = "elasticity") -> dict[str, Series]:
@@ -302,8 +344,9 @@ MEASURE = Measure(
     units=units,
     joined=joined,
     headlines=(
-        *HEADLINES,
-        Headline("position 0", logs, at_0, ratio=True),
+        *HEADLINES[: len(NUMBERS)],
+        Headline("kernel's error", misfit, ratio=True),
+        *HEADLINES[len(NUMBERS) :],
         Headline("trough", logs, trough, jumps=True),
     ),
     answer=answer,

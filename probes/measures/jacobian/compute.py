@@ -32,6 +32,21 @@ On a GPU that knows TF32 a float32 model's sketches, but those of the score path
 it: sensitivities move by up to 1e-3, a tenth of a standard error (TF32 imitated on a CPU, SmolLM2 and Qwen2.5-0.5B). Passes,
 patterns and attention's products stay in float32.
 
+Elasticity. With P prompts and the query at position q,
+
+    elasticity_j = sensitivity_j rms(x) / rms(h),    rms(x)^2 = mean of x_i^2,    rms(h)^2 = ||h - mu||^2 / d.
+
+rms(x) is one number: over all prompts and numbers of the inputs at positions 1 to q, alike, so that a profile keeps its
+shape; position 0 stays out, where a model may have something of another size. rms(h) is each prompt's, at its query; mu is
+the mean vector of the same readout over all P prompts and positions 1 to q, which the query can see, all with one weight. It
+is taken out since a trained stream has dimensions that are large and nearly constant (one of SmolLM2's 576 has 44 % of the
+mean square, 91 % of it constant), whose change says nothing about the text. Of a single prompt mu is the mean over its
+positions. Documents are not known here: one that gives several prompts counts as often.
+
+After the final norm. J_normed = N J with N the norm's Jacobian at the query (d x d), so that its products are those of the
+rows of N, pulled back in the same batches. Beside the stream the sketch takes half as many: its basis are the images that
+were pushed forward for the stream, taken through N, and need no forward products.
+
 `scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
 [Chowdhury]; unbiased over random signs only, and without a standard error.
 
@@ -46,8 +61,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -76,11 +92,16 @@ NEGLIGIBLE = 0.1  # of images of length 1: rounding would choose shorter directi
 LEAST_PROBES = 8  # below it the standard error rests on too few pairs
 KEPT_BYTES = 1 << 28  # of pulled probes per prompt, so that pairs across chunks count too
 ENGINES = ("autograd", "parts")
+NORMED = "_normed"  # ends the names of variables of the readout after the final norm, where it stands beside the stream
 _AT = ("pathway", "prompt", "layer", "position")  # where a single pathway or layer was asked for, it is no dimension
 VARIABLES = {
-    "sensitivity": Variable(_AT, "||J_j||_F / sqrt(d)"),
-    "stderr": Variable(_AT, "standard error of the sensitivity"),
-    "elasticity": Variable(_AT, "sensitivity * rms(x) / rms(h)"),
+    f"{name}{end}": Variable(_AT, f"{words}{said}")
+    for end, said in (("", ""), (NORMED, ", after the final norm"))
+    for name, words in (
+        ("sensitivity", "||J_j||_F / sqrt(d)"),
+        ("stderr", "standard error of the sensitivity"),
+        ("elasticity", "sensitivity * rms(x) / rms(h), h centred"),
+    )
 }
 
 
@@ -92,6 +113,7 @@ def jacobian(
     method: Method = "exact",
     products: int | None = None,
     readout: Readout = "residual",
+    beside: bool = False,
     pathway: Pathway = "total",
     query: int = -1,
     from_layer: int | Literal["all"] = 0,
@@ -110,6 +132,7 @@ def jacobian(
         products: sketch only. Vector-Jacobian products per prompt, 64 unless given.
         readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits
             (their norm is taken over the vocabulary, through the d x d Gram matrix; still divided by sqrt(d)).
+        beside: readout "residual" alone: also measure "normed", in the same batches; with a sketch by half as many products.
         pathway: "total"; "value", attention patterns held constant; "score", what is left, see the module's text; or "all"
             three from the same directions. Each direction counts as one product, although the last two pull it back twice.
         query: the position read out; negative counts from the end. Later positions have sensitivity 0, but those of a
@@ -128,8 +151,10 @@ def jacobian(
     Returns:
         Dataset with `sensitivity`, `stderr` (one standard error of it: zero for exact, NaN for scalar) and `elasticity`, the
         sensitivity times rms(x) / rms(h): the relative change of the output under a relative change of an input, which
-        alone compares models or conditions of different scale. All are [prompt, position]; with `from_layer="all"` there is
-        `layer` before `position`, with `pathway="all"` `pathway` in front; `tokens`; attributes that say what made it.
+        alone compares models or conditions of different scale (what rms is taken of: see the module's text). With `beside`
+        the same of the readout after the final norm, as `sensitivity_normed` and so on. All are [prompt, position]; with
+        `from_layer="all"` there is `layer` before `position`, with `pathway="all"` `pathway` in front; `tokens`; attributes
+        that say what made it.
 
     Raises:
         InputError: tokens, query, layer, products or an option the model cannot take; values that are not finite.
@@ -141,6 +166,9 @@ def jacobian(
     check_choice("readout", readout, ("residual", "normed", "logits"))
     check_choice("engine", engine, ("auto", "parts", "autograd"))
     check_choice("pathway", pathway, (*PATHWAYS, "all"))
+    if beside and readout != "residual":
+        raise InputError(f"beside=True goes with readout 'residual', not '{readout}'; leave one of them out")
+    readouts: list[Readout] = [readout, "normed"] if beside else [readout]
     most = _budget(method, products, model.spec.width, chunk)
     width, length = model.spec.width, tokens.shape[1]
     apart = Apart(model, layers[0], engine)
@@ -149,6 +177,7 @@ def jacobian(
     # No query that leads to the readout sees what follows.
     end = at + 1 if model.spec.prefix is None else max(at + 1, min(model.spec.prefix, length))
     planned, checked = min(width, most), False
+    each = planned + (_fewer(planned, width) if method == "sketch" else planned) * beside  # products
     # Of "score" the difference of two near numbers counts.
     rough = planned < width and method == "sketch" and pathway in ("total", "value")
     rough = rough and engine != "autograd" and coarse(model.device, model.dtype)
@@ -156,22 +185,23 @@ def jacobian(
 
     def attempt(n: int, check: bool) -> Piece:
         ids, own = tokens[n : n + 1, :end], int(np.random.SeedSequence([seed, n]).generate_state(1)[0])
-        prompt = Prompt(ids, readout, layers, apart, pace, check=check, pathway=pathway, query=at, coarse=rough)
-        variance: Tensor | float = math.nan if method == "scalar" else 0.0
+        prompt = Prompt(ids, readouts, layers, apart, pace, check=check, pathway=pathway, query=at, coarse=rough)
         if method == "scalar":  # its gradient's squared norm stands for the whole
-            squared = _lengths(prompt.pull(prompt.ones())).cpu()
-            report(1)
+            pulled = prompt.pull(prompt.ones())
+            estimates = [(_lengths(pulled[:, n : n + 1]), math.nan) for n in range(len(readouts))]
+            report(len(readouts))
         elif planned == width:
-            every = torch.eye(width, dtype=torch.float64)
-            squared = _summed(_pulled(prompt, every, report)).cpu()
+            every = [(torch.eye(width, dtype=torch.float64), top) for top in prompt.tops]
+            estimates = [(squared, 0.0) for squared in _summed(_pulled(prompt, every, report))]
         else:
-            squared, variance = _sketched(prompt, width, planned, torch.Generator().manual_seed(own), report)
-        return {
-            "squared": squared.numpy(),
-            "variance": (torch.zeros_like(squared) + variance).numpy(),
-            "engines": np.array([engine in prompt.used for engine in ENGINES]),
-            "scales": prompt.scales().numpy(),
-        }
+            estimates = _sketched(prompt, width, planned, torch.Generator().manual_seed(own), report)
+        piece = {"engines": np.array([engine in prompt.used for engine in ENGINES])}
+        piece["input"] = prompt.input_squares().cpu().numpy()
+        for name, one, (squared, variance) in zip(("", NORMED), readouts, estimates, strict=False):
+            piece[f"squared{name}"] = squared.cpu().numpy()
+            piece[f"variance{name}"] = (torch.zeros_like(squared) + variance).cpu().numpy()
+            piece[f"output{name}"] = prompt.outputs(one).cpu().numpy()
+        return piece
 
     def measured(n: int) -> Piece:
         """Prompt n's estimate, again in smaller chunks where memory runs out; the first is checked closely."""
@@ -190,11 +220,12 @@ def jacobian(
 
     stage = "jacobian in TF32" if rough else "jacobian"
     by_prompt = (pieces or Store()).each(
-        stage, len(tokens), measured, before=lambda numbers: report.expect(float(len(list(numbers)) * planned))
+        stage, len(tokens), measured, before=lambda numbers: report.expect(float(len(list(numbers)) * each))
     )
     report.finish()
     used = by_prompt.stacked("engines")
     place = {"readout": readout, "pathway": pathway, "query": at, "from_layer": from_layer}
+    place |= {"beside": beside} if beside else {}
     made = dataset(
         labelled(VARIABLES, _values(model, by_prompt, len(layers), length)),
         tokens=tokens,
@@ -218,34 +249,70 @@ def _budget(method: Method, products: Any, width: int, chunk: Any) -> int:
     return {"exact": width, "scalar": 1, "sketch": products or PRODUCTS}[method]
 
 
-def _pulled(prompt: Prompt, directions: Float[Tensor, "d m"], report: Tally) -> Iterator[Tensor]:
-    """Pull directions of the readout back, [layer, k, position, d] at a time."""
-    top = prompt.top
+def _fewer(products: int, width: int) -> int:
+    """Products of a sketch of the readout that stands beside the one with so many; it finds its basis in passing."""
+    return products if products == width else min(width, max(LEAST_PROBES, products // 2))
+
+
+Group: TypeAlias = tuple[Float[Tensor, "d m"], Float[Tensor, "d d"]]  # directions of a readout, and its rows
+
+
+def _pulled(prompt: Prompt, groups: Sequence[Group], report: Tally) -> Iterator[tuple[int, Tensor]]:
+    """Pull groups of directions back in the same batches: a group's number, some of its [source, k, position, d]."""
+    rows = torch.cat([directions.T.to(top) @ top for directions, top in groups])
+    ends, start = list(accumulate((directions.shape[1] for directions, _ in groups), initial=0)), 0
     # Even chunks: a last chunk of one probe would have no pairs.
-    for piece in torch.tensor_split(directions, math.ceil(directions.shape[1] / prompt.pace.chunk), dim=1):
-        yield prompt.pull(piece.T.to(top) @ top)
-        report(piece.shape[1])
+    for piece in torch.tensor_split(rows, math.ceil(len(rows) / prompt.pace.chunk)):
+        pulled, stop = prompt.pull(piece), start + len(piece)
+        for n, (low, high) in enumerate(pairwise(ends)):
+            if max(low, start) < min(high, stop):
+                yield n, pulled[:, max(low, start) - start : min(high, stop) - start]
+        start = stop
+        report(len(piece))
 
 
 def _sketched(
     prompt: Prompt, width: int, budget: int, generator: torch.Generator, report: Tally
-) -> tuple[Tensor, Tensor | float]:
-    """||J_j||_F^2 by so many products, exactly on a basis and by probes on the rest, and the variance of the sum."""
+) -> list[tuple[Tensor, Tensor | float]]:
+    """||J_j||_F^2 of each readout, exactly on a basis and by probes on the rest, and the variance of the sum.
+
+    The first readout has so many products, another `_fewer`; its basis are images that were pushed forward for the first.
+    """
     basis, exact = torch.zeros(width, 0, dtype=torch.float64), torch.zeros(())
-    size = min(round(SHARE * budget), (budget - LEAST_PROBES) // (2 + FORWARD))
+    size, pushed = min(round(SHARE * budget), (budget - LEAST_PROBES) // (2 + FORWARD)), torch.zeros(())
     if size > 0:
         basis = haar(basis, size, generator)
-        kept = list(_pulled(prompt, basis, report))
-        exact = _summed(kept)
-        found = torch.cat([_images(prompt, pulled, exact, report) for pulled in kept]).cpu().T
+        kept = [pulled for _, pulled in _pulled(prompt, [(basis, prompt.tops[0])], report)]
+        (exact,) = _summed((0, pulled) for pulled in kept)
+        pushed = torch.cat([_images(prompt, pulled, exact, report) for pulled in kept])
         del kept
-        left, values, _ = torch.linalg.svd(found - basis @ (basis.T @ found), full_matrices=False)
-        more = orthonormal(basis, left[:, values > NEGLIGIBLE])
-        exact = exact + _summed(_pulled(prompt, more, report))
-        basis = torch.cat([basis, more], 1)
-    count = budget - FORWARD * max(size, 0) - basis.shape[1]
-    squared, variance = _probed(prompt, basis, haar(basis, count, generator), report)
-    return (exact + squared).cpu(), variance
+    groups, left = list[Group](), list[int]()
+    for n, top in enumerate(prompt.tops):
+        known = basis if n == 0 else basis[:, :0]
+        if size > 0:
+            known = torch.cat([known, _leading(known, double(pushed @ top.T))], 1)
+        count = budget - FORWARD * max(size, 0) if n == 0 else _fewer(budget, width)
+        new = known[:, basis.shape[1] :] if n == 0 else known
+        groups += [(new, top), (haar(known, count - known.shape[1], generator), top)]
+        left.append(width - known.shape[1])
+    sums, probes = [exact, torch.zeros(())][: len(left)], [Probes() for _ in left]
+    for n, pulled in _pulled(prompt, groups, report):
+        if n % 2:
+            probes[n // 2].add(pulled)
+        else:
+            sums[n // 2] = sums[n // 2] + _lengths(pulled)
+    found = list[tuple[Tensor, Tensor | float]]()
+    for one, exactly, directions in zip(probes, sums, left, strict=True):
+        squared, variance = one.estimate(directions)
+        found.append((exactly + squared, variance))
+    return found
+
+
+def _leading(known: Float[Tensor, "d m"], images: Float[Tensor, "k d"]) -> Float[Tensor, "d n"]:
+    """Orthonormal columns of the images, made orthonormal to what is known, those left out that are as good as known."""
+    found = (images / images.norm(dim=1, keepdim=True).clamp_min(torch.finfo(images.dtype).tiny)).cpu().T
+    left, values, _ = torch.linalg.svd(found - known @ (known.T @ found), full_matrices=False)
+    return orthonormal(known, left[:, values > NEGLIGIBLE])
 
 
 def _images(prompt: Prompt, pulled: Tensor, squares: Tensor, report: Tally) -> Float[Tensor, "k d"]:
@@ -253,40 +320,51 @@ def _images(prompt: Prompt, pulled: Tensor, squares: Tensor, report: Tally) -> F
     paths = len(pulled) // len(prompt.layers)  # the first of which is the whole derivative, or the only one
     squares = torch.maximum(squares[::paths], FLOOR * squares[::paths].median(-1, keepdim=True).values)
     weights = squares[:, None, :, None].to(pulled)
-    pushed = double(prompt.push(torch.where(weights > 0, pulled[::paths] / weights, 0)))
+    pushed = prompt.push(torch.where(weights > 0, pulled[::paths] / weights, 0))
     report(FORWARD * len(pushed))
-    return pushed / pushed.norm(dim=1, keepdim=True).clamp_min(torch.finfo(pushed.dtype).tiny)
+    return pushed
 
 
-def _probed(
-    prompt: Prompt, basis: Float[Tensor, "d m"], probes: Float[Tensor, "d p"], report: Tally
-) -> tuple[Tensor, Tensor | float]:
-    """What is orthonormal to the basis, by Haar-random probes, with its variance; that is estimated itself, and widened."""
-    count, width = probes.shape[1], len(probes) - basis.shape[1]
-    probed, pairs = 0, 0  # pairs: sum over them of S_kl^2
-    pair_count, kept = 0, list[Tensor]()  # pulled probes, for pairs across chunks
-    for pulled in _pulled(prompt, probes, report):
-        probed = probed + _lengths(pulled)
-        # Pairs within the chunk (each once) and with earlier chunks: Gram matrices at every layer and position.
-        gram = _gram(pulled, pulled)
+class Probes:
+    """What is orthonormal to a basis, by Haar-random probes, with its variance; that is estimated itself, and widened."""
+
+    def __init__(self) -> None:
+        self.squares: Tensor | float = 0.0
+        self.pairs: Tensor | float = 0.0  # sum over them of S_kl^2
+        self.pair_count, self.count = 0, 0
+        self.kept = list[Tensor]()  # pulled probes, for pairs across chunks
+
+    def add(self, pulled: Float[Tensor, "source k position d"]) -> None:
+        """Count these probes, and their pairs among each other (each once) and with earlier ones."""
+        self.squares = self.squares + _lengths(pulled)
+        gram = _gram(pulled, pulled)  # at every layer and position
         within = gram.square().sum((-2, -1)) - gram.diagonal(dim1=-2, dim2=-1).square().sum(-1)
-        pairs = sum((_gram(pulled, earlier).square().sum((-2, -1)) for earlier in kept), pairs + within / 2)
-        size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in kept)
-        pair_count += size * (size - 1) // 2 + size * before
+        self.pairs = sum(
+            (_gram(pulled, earlier).square().sum((-2, -1)) for earlier in self.kept), self.pairs + within / 2
+        )
+        size, before = pulled.shape[1], sum(earlier.shape[1] for earlier in self.kept)
+        self.pair_count += size * (size - 1) // 2 + size * before
+        self.count += size
         if (before + size) * pulled[:, 0].numel() * 4 <= KEPT_BYTES:
-            kept.append(pulled)
-    assert isinstance(probed, Tensor)
-    squared = probed * (width / count)
-    if not isinstance(pairs, Tensor) or not pair_count:
-        return squared, math.nan
-    widening = float(stdtrit(count - 1, 0.975) / ndtri(0.975))
-    return squared, (2 * width * (width - count) / count * pairs / pair_count * widening**2).cpu()
+            self.kept.append(pulled)
+
+    def estimate(self, width: int) -> tuple[Tensor, Tensor | float]:
+        """The sum of squares over `width` orthonormal directions that the probes were drawn from, and its variance."""
+        assert isinstance(self.squares, Tensor)
+        squared = self.squares * (width / self.count)
+        if not isinstance(self.pairs, Tensor) or not self.pair_count:
+            return squared, math.nan
+        widening = float(stdtrit(self.count - 1, 0.975) / ndtri(0.975))
+        scatter = 2 * width * (width - self.count) / self.count * widening**2
+        return squared, scatter * self.pairs / self.pair_count
 
 
-def _summed(chunks: Iterable[Tensor]) -> Float[Tensor, "source position"]:
-    """`_lengths` of all chunks."""
-    first, *others = map(_lengths, chunks)
-    return sum(others, first)
+def _summed(chunks: Iterable[tuple[int, Tensor]]) -> list[Float[Tensor, "source position"]]:
+    """`_lengths` of all chunks, by group."""
+    found: dict[int, Tensor] = {}
+    for n, pulled in chunks:
+        found[n] = found[n] + _lengths(pulled) if n in found else _lengths(pulled)
+    return list(found.values())
 
 
 def _lengths(pulled: Tensor) -> Float[Tensor, "source position"]:
@@ -315,23 +393,33 @@ def orthonormal(known: Float[Tensor, "d m"], columns: Float[Tensor, "d k"]) -> F
 
 def _values(model: View, pieces: Pieces, layers: int, length: int) -> dict[str, Any]:
     """The arrays of `VARIABLES`, put together from all prompts."""
-    width = model.spec.width
-    # Both [prompt, source, position]; sources are layers by pathways.
-    squared, variance = (torch.from_numpy(pieces.stacked(name)) for name in ("squared", "variance"))
-    if not (finite := torch.isfinite(squared)).all():
-        place = int((~finite).nonzero()[0, -1])
-        raise InputError(
-            f"model '{model.identity.name}' gives sensitivities that are not finite (position {place}); check its weights "
-            "and what stands there (norms of a zero stream multiply to infinity), or use dtype float32 or float64"
+    width, found = model.spec.width, dict[str, Any]()
+    inputs = torch.from_numpy(pieces.stacked("input")).mean(0)  # mean squares over prompts, by layer
+    for end in ("", NORMED) if f"squared{NORMED}" in pieces[0] else ("",):
+        # Both [prompt, source, position]; sources are layers by pathways.
+        squared, variance = (torch.from_numpy(pieces.stacked(f"{name}{end}")) for name in ("squared", "variance"))
+        if not (finite := torch.isfinite(squared)).all():
+            place = int((~finite).nonzero()[0, -1])
+            raise InputError(
+                f"model '{model.identity.name}' gives sensitivities that are not finite (position {place}); check its "
+                "weights and what stands there (norms of a zero stream multiply to infinity), or use dtype float32 or "
+                "float64"
+            )
+        sensitivity = (squared.clamp_min(0) / width).sqrt()
+        spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
+        # [pathway, prompt, layer, position]; zero at the positions that were left out.
+        sensitivity, spread = (
+            torch.nn.functional.pad(x.unflatten(1, (layers, -1)).permute(2, 0, 1, 3), (0, length - x.shape[-1]))
+            for x in (sensitivity, spread)
         )
-    sensitivity = (squared.clamp_min(0) / width).sqrt()
-    spread = torch.where(squared > 0, variance.sqrt() / (2 * sensitivity * width), torch.zeros_like(squared))
-    # [pathway, prompt, layer, position]; zero at the positions that were left out.
-    sensitivity, spread = (
-        torch.nn.functional.pad(x.unflatten(1, (layers, -1)).permute(2, 0, 1, 3), (0, length - x.shape[-1]))
-        for x in (sensitivity, spread)
-    )
-    # The elasticity's unit: rms of the input over prompts and positions from 1 on, one number; of the output, each prompt's.
-    of_input, of_output = torch.from_numpy(pieces.stacked("scales")).unbind(-1)  # mean squares [prompt, layer]
-    unit_of = (of_input.mean(0) / of_output).sqrt()
-    return {"sensitivity": sensitivity, "stderr": spread, "elasticity": sensitivity * unit_of[None, :, :, None]}
+        outputs = centred_squares(pieces.stacked(f"output{end}")) / width
+        unit = (inputs / torch.from_numpy(outputs)[:, None]).sqrt()[None, :, :, None]
+        for name, values in (("sensitivity", sensitivity), ("stderr", spread), ("elasticity", sensitivity * unit)):
+            found[f"{name}{end}"] = values
+    return found
+
+
+def centred_squares(outputs: Float[np.ndarray, "prompt two number"]) -> Float[np.ndarray, " prompt"]:
+    """Squared length of each prompt's readout at the query, the mean of all prompts' means over positions taken out."""
+    at_query, means = outputs.swapaxes(0, 1)
+    return np.square(at_query - means.mean(0)).sum(-1)

@@ -8,7 +8,7 @@ A context lists N pairs (`probes.data.recall`), and every pair is asked for behi
   pair adds, `log_p` - `control`.
 
 `numbers.shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of the
-value's probability over contexts, the first 5 % of the pairs and the last pair against the median of the middle half. A
+value's probability over contexts, the first pair and the last pair against the median of the middle half. A
 model that recalls everything says as little about depth as one that recalls nothing: choose `pairs`, `keys` and `digits` so
 that it recalls a part.
 
@@ -321,7 +321,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 
 def _verdict(recall: Recall) -> str:
     """Whether recall is a U, in a sentence."""
-    sides = {"first pairs": recall.primacy, "last pair": recall.recency}
+    sides = {"first pair": recall.first, "last pair": recall.last}
     if any(np.isnan(side.low) for side in sides.values()):
         return f"no U can be told: that takes {SHORTEST} pairs and two couples of lists, or more"
     ways = [
@@ -387,7 +387,7 @@ MEASURE = Measure(
     headlines=(
         Headline(FORMS["exact"], _exact, by_prompt=partial(by_list, name="exact")),
         *(Headline(FORMS[name], partial(by_list, name=name)) for name in ("log_p", "gain")),
-        *(Headline(name, _by_depth, partial(of_curve, name=name), ratio=True) for name in ("primacy", "recency")),
+        *(Headline(f"{x} pair", _by_depth, partial(of_curve, name=x), ratio=True) for x in ("first", "last")),
         Headline("least at", _by_depth, least_at, jumps=True),
         Headline("what it says of recall", _statements),
     ),

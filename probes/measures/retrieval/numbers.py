@@ -33,7 +33,7 @@ from jaxtyping import Float
 
 from ...results.curves import ShiftNull, shift_null, spearman
 from ...results.statistics import Interval, couples, jackknife, jackknife_of_two, jackknifed
-from ...results.ushape import SHORTEST, beginning, middle_of, shape_over, typical
+from ...results.ushape import SHORTEST, middle_of, shape_over, typical
 
 TROUGHS = 1000  # resamples for where recall is lowest
 FEWEST = 6  # couples, for an interval of what the mechanism tells
@@ -61,8 +61,8 @@ class Recall(NamedTuple):
 
     exact: Interval  # share of exact answers
     gain: Interval  # nat, mean
-    primacy: Interval  # the first 5 % of the pairs against the middle half, ratio of probabilities
-    recency: Interval  # the last pair against it
+    first: Interval  # the first pair against the middle half, ratio of probabilities
+    last: Interval  # the last pair against it
     trough: Interval  # where recall is least, from 0 to 1
 
 
@@ -75,24 +75,23 @@ def shape(ds: xr.Dataset) -> Recall:
     exact = exact._replace(low=max(0.0, low if exact.value else 0.0), high=min(1.0, high if exact.value < 1 else 1.0))
     curve = shape_over(ds["log_p"].values[:, None], unit, bootstrap=TROUGHS)
     lowest = curve.trough_fraction if ds.sizes["depth"] >= SHORTEST else UNKNOWN
-    return Recall(exact, gain, curve.primacy, curve.recency, lowest)
+    return Recall(exact, gain, curve.first, curve.last, lowest)
 
 
 def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
-    """How much better the first 5 % of the pairs and the last pair are recalled than the middle half, by `log_p` or `exact`.
+    """How much better the first pair and the last one are recalled than the middle half, by `log_p` or `exact`.
 
     Differences of means over contexts, the middle's the median over its depths; NaN for fewer than 8 depths.
     """
-    length = ds.sizes["depth"]
 
-    def better(end: slice) -> Interval:
+    def better(end: int) -> Interval:
         def difference(some: np.ndarray) -> float:
             curve = some.mean(0)
-            return float(curve[end].mean() - middle_of(curve))
+            return float(curve[end] - middle_of(curve))
 
-        return jackknifed(difference, ds[name].values, couples(ds)) if length >= SHORTEST else UNKNOWN
+        return jackknifed(difference, ds[name].values, couples(ds)) if ds.sizes["depth"] >= SHORTEST else UNKNOWN
 
-    return better(slice(0, beginning(length))), better(slice(-1, None))
+    return better(0), better(-1)
 
 
 def statements(ds: xr.Dataset) -> dict[str, Interval]:
