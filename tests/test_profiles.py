@@ -7,8 +7,12 @@ import math
 import numpy as np
 import pytest
 import xarray as xr
+from commands import call
 from measured import refused
 
+import probes
+from probes.headlines import numbers
+from probes.measures.jacobian import MEASURE, misfit
 from probes.results.statistics import jackknifed, units
 from probes.results.ushape import NUMBERS, change, elasticities, profiles, shape, shape_of, shapes, typical
 
@@ -54,6 +58,31 @@ def test_numbers_are_those_of_the_mean_profile():
         log = jackknifed(lambda some, name=name: math.log(getattr(shape_of(np.exp(some.mean(0))), name)), logs, unit)
         assert one[:3] == pytest.approx(tuple(map(math.exp, log[:3])))
         assert one.low < one.value == pytest.approx(value)
+
+
+def test_python_and_the_command_give_the_same_numbers(tmp_path, monkeypatch):
+    how = ["--prompts", "2", "--length", "40", "--seeds", "1", "--method", "scalar"]
+    assert call(monkeypatch, "jacobian", "tiny-llama", *how, "--out", str(tmp_path)) == 0
+    ds, model = probes.load_result(tmp_path / "jacobian.nc"), probes.load("tiny-llama")
+    printed = {(n.name, n.where): n.interval[:3] for n in numbers(MEASURE, ds)}
+    tokens = probes.prompts(model, n=2, length=40)
+    for condition, view in {"init": model.reinitialized(seed=0), "pretrained": model}.items():
+        own = probes.shape(probes.jacobian(view, tokens, method="scalar"))
+        for name in NUMBERS:
+            assert getattr(own, name)[:3] == pytest.approx(printed[name, condition], rel=1e-4)
+            assert getattr(shape(ds, condition), name)[:3] == pytest.approx(printed[name, condition], rel=1e-4)
+            after = getattr(shape(ds, condition, "elasticity_normed"), name)[:3]
+            assert after == pytest.approx(printed[f"{name} after the final norm", condition], rel=1e-4)
+    assert "over 9 positions each, not 16" in MEASURE.tables({"tiny": ds})[0].title
+
+
+def test_a_kernel_three_times_too_large_is_off_by_two_whatever_the_documents():
+    np.testing.assert_allclose(misfit(made()), 2.0)
+    ds = made()
+    ds["theory_score_path"][1] *= np.where(units(ds) == 0, 2.0, 1.0)[:, None]  # one document's
+    value, low, high = misfit(ds).sel(condition="pretrained").values
+    assert low < value < high
+    assert value > 2
 
 
 def test_a_shape_is_of_one_condition():

@@ -23,8 +23,9 @@ from PIL import Image
 from probes.results.dataset import load, save
 
 # By the folder that results lie in: variables that nothing reads from there.
-PROFILES = ("stderr", "theory_*", "elasticity")
+PROFILES = ("stderr", "theory_*", "elasticity", "*_normed")
 UNREAD = {
+    "jacobian": ("sensitivity_normed", "stderr_normed"),
     "no-rope": PROFILES,
     "scalar-init": PROFILES,
     "sinks": (
