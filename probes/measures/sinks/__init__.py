@@ -223,19 +223,17 @@ def _keys(ds: xr.Dataset) -> list[list[str]]:
 def effect_rows(ds: xr.Dataset) -> list[list[str]]:
     """The heads whose effects were measured, largest first, in nats, with `EFFECT_COLUMNS`."""
     rows = []
-    for block, head in strongest(ds["effect"], int(ds["effect"].notnull().sum())) if "effect" in ds else ():
+    for block, head in strongest(ds["effect"], int(ds["effect"].notnull().sum())) if "loss_rises" in ds else ():
         at = {"layer": block, "head": head}
         both = estimated(ds, "effect", **at), estimated(ds, "loss_change", "+.3g", **at)
-        rows.append([str(block), str(head), *both, "yes" if ds["loss_rises"].sel(at) else "no", str(_prompts(ds))])
+        rows.append([str(block), str(head), *both, "yes" if int(ds["loss_rises"].sel(at)) else "no", str(_prompts(ds))])
     return rows
 
 
 def cache_rows(ds: xr.Dataset) -> list[list[str]]:
     """What each cache costs where it has lost keys, in nats, with `CACHE_COLUMNS`; none where it was not measured."""
-    rows = []
-    for *place, of in (
-        product(*(ds[dim].values for dim in DIMS[:-1]), ("evict", "evict_value")) if "evict_kl" in ds else ()
-    ):
+    rows, measured = [], [of for of in ("evict", "evict_value") if f"{of}_kl" in ds]
+    for *place, of in product(*(ds[dim].values for dim in DIMS[:-1]), measured) if measured else ():
         at = ds.sel(dict(zip(DIMS[:-1], place, strict=True)), drop=True).sel(cache="cut")
         if (of == "evict" or place[0] == 1) and not np.isnan(at[f"{of}_kl"]):
             losses = (number(at["evict_loss_before"], ".3f"), estimated(at, f"{of}_loss_change", "+.3f"))
