@@ -6,23 +6,12 @@ import json
 from typing import Any
 
 import families
+import measured
 import numpy as np
 import pytest
 import reference_heads
 import torch
-from measured import (
-    TEXT,
-    TOKENS,
-    behind,
-    close,
-    complete,
-    drawn_tokens,
-    known_model,
-    known_tokens,
-    recorded,
-    refused,
-    view,
-)
+from measured import TEXT, TOKENS, close, complete, drawn_tokens, known_model, known_tokens, recorded, refused, view
 from transformers import MistralConfig
 
 import probes
@@ -48,7 +37,7 @@ def expected(model: Any, tokens: Any, chosen: Any) -> Any:
     found = recorded(model, tokens)
     parts = {name: [one[name] for one in found] for name in ("patterns", "keys", "values")}
     weights = [model.output_weights(layer) for layer in range(model.spec.blocks)]
-    through = [[behind(model, one, layer) for layer in range(model.spec.blocks)] for one in found]
+    through = [[measured.behind(model, one, layer) for layer in range(model.spec.blocks)] for one in found]
     limits = {"behind": through, "chosen": chosen, "threshold": 0.3, "tau": 0.2}
     return reference_heads.sinks(**parts, weights=weights, windows=model.spec.windows, **limits)
 
