@@ -77,8 +77,8 @@ SENSITIVITY = ("reads above", *(f"written >= {of:g} median" for of in MEDIANS)) 
 DRAWS = 400  # resamples for intervals of `role_share`
 PLACES = ("sink", "rest")  # position 0; the mean over all others
 # Columns of a table of heads, and their variables.
-NUMBERS = {name: name for name in ("attends", "written", "output")} | {"own output": "output_own"}
-NUMBERS |= {"reads": "reads", "reacts": "reacts"}
+NUMBERS = {name: name for name in ("attends", "reads", "written")} | {"written / median": "written_median"}
+NUMBERS |= {"output": "output", "own output": "output_own", "reacts": "reacts"}
 COLUMNS = ("block", "head", "role", *NUMBERS, "value 0/rest")
 
 
