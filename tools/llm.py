@@ -20,6 +20,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -169,9 +170,11 @@ def run(step: Step) -> bool:
     """Run a step and keep what `tools/slim.py` keeps; whether it came to its end."""
     print(shlex.join(["headwater", *step.words]), flush=True)
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    began = time.monotonic()
     code = subprocess.run([sys.executable, "-m", "probes", *step.words], env=environment, check=False).returncode
+    said = f"not measured (exit code {code})" if code else "measured"
+    print(f"{step.folder} of {Path(step.model).stem}: {said}, {time.monotonic() - began:.0f} s", flush=True)
     if code:
-        print(f"not measured (exit code {code})", flush=True)
         return False
     whole = WORK / step.folder / Path(step.model).stem / f"{step.command}.nc"
     save(slim(load(whole), Path(step.folder).name), step.result)
@@ -193,8 +196,8 @@ def results_in(folder: Path, command: str) -> dict[str, xr.Dataset]:
     return {name: load(file) for name, file in files.items() if file.is_file()}
 
 
-def side_by_side() -> None:
-    """The table of all headlines, a section for each folder, under the commands that measured it."""
+def side_by_side(path: Path = OUT / "table.md") -> None:
+    """Write the table of all headlines: a section for each folder, under the commands that measured it."""
     sections = []
     for folder, command in dict.fromkeys((step.folder, step.command) for step in STEPS):
         if command in questions() and (results := results_in(OUT / folder, command)):
@@ -202,7 +205,7 @@ def side_by_side() -> None:
             said = f"{folder}: " + "; ".join(f"`{each}`" for each in commands if each)
             sections.append(replace(headlines(measure(command), results, MOST), title=said))
     intervals = "Brackets are 95 % intervals over documents, of recall over lists; weights in float32."
-    write_report(Report("The real models in numbers", intervals, sections, []), OUT / "table.md")
+    write_report(Report("The real models in numbers", intervals, sections, []), path, "python tools/llm.py")
 
 
 def there(model: str) -> bool:
