@@ -117,7 +117,7 @@ def test_without_encoding_and_mask_nothing_knows_of_position():
     model = toys.made(mask="full", positional="none", norm="rms", feed_forward=True)
     ds = probes.decode(model, prompts(64), **QUICK)
     assert np.abs(ds.r2.values).max() < 0.02
-    assert (ds.r2_low.values <= 0.0).all()
+    assert (ds.r2_low.values < 0.005).all()
     assert (ds["rank"].sel(intervention="means all").values[:-1] < 1).all()  # at most a false one in one half
     assert abs(float(ds.loss_change.sel(intervention="direction all"))) < 0.05
 
@@ -140,7 +140,25 @@ def plain_reader(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
         if error <= best * (1 + 1e-9):
             best, chosen = error, strength
     (x, z), (other, truth) = parts
-    return plain_fit(np.concatenate([x, other]), np.concatenate([z, truth]), chosen)
+    return plain_fit(np.concatenate([x, other]), np.concatenate([z, truth]), chosen), best, chosen
+
+
+def plain_scaled(whole: Any, own: Any, found: Any, least: float, chosen: float) -> tuple[np.ndarray, float]:
+    """The reader of all positions, scaled to an octave by what it predicts of the other part, if that reads better."""
+    pairs = list[tuple[np.ndarray, np.ndarray]]()
+    for fitted, (x, z) in zip(whole[::-1], own, strict=True):
+        w, constant = plain_fit(*fitted, chosen)
+        p = x @ w + constant
+        pairs.append((p - p.mean(), z - z.mean()))
+    p, z = map(np.concatenate, zip(*pairs, strict=True))
+    scale = max(p @ z / (p @ p), 0)
+    if z @ z - scale * (p @ z) >= least:
+        return found
+    (x, z), (w, _) = (
+        map(np.concatenate, zip(*own, strict=True)),
+        plain_fit(*map(np.concatenate, zip(*whole, strict=True)), chosen),
+    )
+    return scale * w, float(z.mean() - scale * w @ x.mean(0))
 
 
 def test_cross_fitted_readers_are_those_of_plain_loops(tmp_path, monkeypatch):
@@ -159,9 +177,13 @@ def test_cross_fitted_readers_are_those_of_plain_loops(tmp_path, monkeypatch):
             by_prompt = np.zeros(20)
             for half in (0, 1):
                 of = [[n for n in range(20) if unit[n] % 2 == half and unit[n] // 2 % 2 == part] for part in (0, 1)]
-                w, constant = plain_reader(
-                    [(found[some, layer, rows].reshape(-1, toys.WIDTH), np.ravel(z[some])) for some in of]
-                )
+                sets = [
+                    [(found[some, layer, at].reshape(-1, toys.WIDTH), np.ravel(every[some, at, target])) for some in of]
+                    for at in (slice(0, 11), rows)
+                ]
+                (w, constant), least, _ = plain_reader(sets[1])
+                if octave:
+                    w, constant = plain_scaled(*sets, (w, constant), least, plain_reader(sets[0])[2])
                 for n in range(20):
                     if unit[n] % 2 != half:
                         left = z[n] - np.clip(found[n, layer, rows] @ w + constant, z[n].min(), z[n].max())
@@ -273,7 +295,7 @@ def test_outcomes_are_measured_on_the_documents_that_were_not_used():
             rows = streams(view, own)[:, -1]
             z = np.log(1 + np.arange(1, LENGTH))
             fit = [[n for n in range(8) if n % 2 != part and n // 2 % 2 == eighth] for eighth in (0, 1)]
-            w, constant = plain_reader([(np.concatenate(rows[some]), np.tile(z, len(some))) for some in fit])
+            (w, constant), *_ = plain_reader([(np.concatenate(rows[some]), np.tile(z, len(some))) for some in fit])
             left = [np.sum((z - np.clip(rows[n] @ w + constant, z[0], z[-1])) ** 2) for n in range(part, 8, 2)]
             expected = 1 - np.array(left) / np.sum((z - z.mean()) ** 2)
             np.testing.assert_allclose(at.r2_last_by_prompt[half::2][part::2], expected, atol=1e-6)

@@ -177,7 +177,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """What every erasure changes, beside controls; V(X) by band; R^2 by octave beside its null, and of every layer."""
     outcomes, against, components, octaves, layers = [], [], [], [], []
     for model, ds in results.items():
-        named = ds["octave"].values if "r2_chosen" in ds else ()
+        named = [str(octave) for octave in ds["octave"].values] if "r2_chosen" in ds else []
         for place in map(str, ds["place"].values) if "control_loss_change" in ds else ():
             both = (interval(*one[:3], form="+.3g") for one in controls(ds, place))
             scale = ds["control_scale"].sel(place=place)
@@ -225,9 +225,10 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
     def read(cell: Axes, ds: xr.Dataset) -> None:
         looks = {"r2_chosen_shuffled": ("null: shuffled", GREY), "r2_chosen": ("position", VERMILLION)}
-        ends = {name: (ds[f"{name}{end}"].values for end in ("", "_low", "_high")) for name in looks}
+        ends = {name: [ds[f"{name}{end}"].values for end in ("", "_low", "_high")] for name in looks}
         drawn = [Series(looks[name][0], y, looks[name][1], low, high) for name, (y, low, high) in ends.items()]
         dots(cell, [f"positions {octave}" for octave in ds["octave"].values], drawn)
+        cell.locator_params("x", nbins=4)
 
     def erased(cell: Axes, ds: xr.Dataset, name: str) -> None:
         at = acting(ds)
@@ -240,6 +241,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
             kinds += [("cosines", " ", place) for place in places]
         labels = [f"{ERASED[what]}, {'all blocks' if at == 'all' else f'block {at}'}" for what, _, at in kinds]
         dots(cell, labels, [Series("", y, VERMILLION, low, high)])
+        cell.locator_params("x", nbins=4)
 
     rows = [Panel("R^2 of log(1 + i)", read, share=True)] * all("r2_chosen" in ds for ds in results.values())
     named = {name: label for name, label in OUTCOMES.items() if all(name in ds for ds in results.values())}

@@ -8,7 +8,9 @@ which needs no more of the streams than their moments, the sum of (1, x, z)(1, x
 `STRENGTHS` times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted
 on either part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
-Each band of positions has a reader of its own: all from 1 on, and the octaves, 2 to 3, 4 to 7 and so on (`bands_of`). Most
+Each band of positions has a reader: all from 1 on, and the octaves, 2 to 3, 4 to 7 and so on (`bands_of`). An octave is few
+rows to fit d numbers to. So its reader is one of two, whichever has the smaller error between the two parts: its own, or
+that of all positions, scaled and moved to the octave (two numbers, fitted to what it predicts of the other part). Most
 of the variance of log(1 + i) over all positions lies in the first ones; R^2 within an octave compares what is left with the
 variance around the octave's own mean, so that a reader that knows the octave alone has 0.
 
@@ -177,10 +179,52 @@ def trained(
     readers = [fitted(parts[1]), fitted(parts[0])]  # fitted on one part, tried on the other
     looked_at(model, tokens, prompts, layers, seed, partial(test, readers), report)
     best = len(STRENGTHS) - 1 - errors.flip(-1).argmin(-1)  # [layer, band, target]
-    weights, constants = fitted(parts.sum(0))
-    weights = weights.take_along_dim(best[..., None, None], -2)[..., 0, :].cpu().numpy()
-    constants = constants.take_along_dim(best[..., None], -1)[..., 0].cpu().numpy()
-    return {"weights": weights, "constant": constants}
+    found = _at(best, *fitted(parts.sum(0)))
+    found = _scaled([_at(best, *reader) for reader in readers], found, parts, errors.amin(-1))
+    return dict(zip(("weights", "constant"), (each.cpu().numpy() for each in found), strict=True))
+
+
+Reader: TypeAlias = tuple[Float[Tensor, "layer band target d"], Float[Tensor, "layer band target"]]
+
+
+def _at(best: Int[Tensor, "layer band target"], weights: Tensor, constants: Tensor) -> Reader:
+    """Readers of the best strengths."""
+    own = weights.take_along_dim(best[..., None, None], -2)[..., 0, :]
+    return own, constants.take_along_dim(best[..., None], -1)[..., 0]
+
+
+def _scaled(
+    readers: Sequence[Reader],
+    found: Reader,
+    parts: Float[Tensor, "half layer band row row"],
+    least: Float[Tensor, "layer band target"],
+) -> Reader:
+    """Bands that the reader of all positions, scaled and moved, reads better than their own ones read through it.
+
+    Its scale in a band is fitted to what it predicts of documents that it was not fitted on.
+    """
+    (weights, constants), d = found, found[0].shape[-1]
+    sums = list[Tensor]()
+    for (w, c), moments in zip(readers, parts, strict=True):  # each part by the reader that the other one made
+        u = torch.cat([c[:, :1, :, None], w[:, :1]], -1).expand(
+            -1, moments.shape[1], -1, -1
+        )  # [layer, band, target, 1 + d]
+        read, n = moments[:, :, : 1 + d], moments[:, :, 0, 0, None]
+        along = u @ read  # sums of predictions times every row [layer, band, target, row]
+        p, z = along[..., 0], moments[:, :, 0, 1 + d :]
+        squares = (along[..., : 1 + d] * u).sum(-1) - p**2 / n
+        products = along[..., 1 + d :].diagonal(dim1=-2, dim2=-1) - p * z / n
+        own = moments[:, :, 1 + d :, 1 + d :].diagonal(dim1=-2, dim2=-1) - z**2 / n
+        sums.append(torch.stack([squares, products, own]))
+    squares, products, own = torch.stack(sums).sum(0)
+    scale = (products / squares.clamp_min(torch.finfo(squares.dtype).tiny)).clamp_min(0)
+    better = own - scale * products < least
+    better[:, 0] = False
+    whole = parts.sum(0)
+    mean, level = (whole[:, :, 0, rows] / whole[:, :, 0, :1] for rows in (slice(1, 1 + d), slice(1 + d, None)))
+    other = scale[..., None] * weights[:, :1]
+    moved = level - (other @ mean[..., None])[..., 0]
+    return torch.where(better[..., None], other, weights), torch.where(better, moved, constants)
 
 
 def explained(
