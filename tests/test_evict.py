@@ -13,7 +13,8 @@ from measured import close, drawn_tokens, known_model, known_tokens, refused, vi
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from probes.measures.sinks import sinks
+from probes.headlines import numbers
+from probes.measures.sinks import MEASURE, sinks
 from probes.models.evict import evicted
 
 TOKENS = drawn_tokens(3, 24)
@@ -76,6 +77,11 @@ def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token
     at = found.sel(last_keys=5)
     close(np.stack([at.evict_loss_change[:2], at.evict_kl[:2]], -1), truth[:2], NEAR, NEAR)
     close(np.stack([at.evict_value_loss_change, at.evict_value_kl], -1), truth[2], NEAR, NEAR)
+    by_cache = at.sel(numbering="cache", cache="cut")
+    told = {one.where: one.interval.value for one in numbers(MEASURE, found) if "lost keys" in one.name}
+    worth = float(by_cache.evict_value_loss_change - by_cache.evict_loss_change[2])
+    assert told["by the value of key 0 alone, last 5"] == pytest.approx(worth, rel=1e-4)
+    assert told["without key 0, last 5"] == pytest.approx(by_cache.evict_loss_change[0].item(), rel=1e-4)
     # 2 + 22 keys are all that a prompt has: bit for bit the model as it is, and no position has lost any.
     whole = found.sel(first_keys=2, last_keys=22)
     assert (whole.evict_kl.sel(cache="whole") == 0).all()

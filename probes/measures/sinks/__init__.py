@@ -37,7 +37,8 @@ CAPTION = (
 )
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 EFFECT_COLUMNS = ("block", "head", "effect (KL)", "change of loss", "rises (Holm)", "prompts")
-LOST = ("without key 0", "with key 0, without its value", "with key 0")  # what a full cache has of it
+# What a full cache has of key 0; the last is what the second costs more than the third.
+LOST = ("without key 0", "with key 0, without its value", "with key 0", "by the value of key 0 alone")
 
 
 @dataclass(frozen=True)
@@ -138,11 +139,9 @@ def _rising(ds: xr.Dataset) -> xr.DataArray:
 
 def _lost(ds: xr.Dataset) -> xr.DataArray:
     """What a cache that has lost keys costs, without key 0, without its value, and with it; by the cache where known."""
-    change = ds["evict_loss_change_by_prompt"]
-    parts = (change.sel(first_keys=0), ds["evict_value_loss_change_by_prompt"], change.sel(first_keys=1))
-    each = xr.concat([part.drop_vars("first_keys", errors="ignore") for part in parts], "lost").sel(
-        cache="cut", drop=True
-    )
+    change, valueless = ds["evict_loss_change_by_prompt"], ds["evict_value_loss_change_by_prompt"]
+    without, whole = (change.sel(first_keys=first, drop=True) for first in (0, 1))
+    each = xr.concat([without, valueless, whole, valueless - whole], "lost").sel(cache="cut", drop=True)
     known = each.sel(numbering="cache", drop=True).fillna(each.sel(numbering="text", drop=True))
     return known.assign_coords(lost=list(LOST), last_keys=[f"last {last}" for last in ds["last_keys"].values])
 
