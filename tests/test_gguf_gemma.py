@@ -70,15 +70,8 @@ def test_gemma3_itself_is_what_transformers_reads():
     model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32, attn_implementation="eager")
     tokenizer, tokens = AutoTokenizer.from_pretrained(**given), probes.prompts(seen, n=1, length=1024)
     assert all(torch.equal(seen._model.state_dict()[key], value) for key, value in model.state_dict().items())
-    for some in (
-        seen.tokenizer.decode(tokens[0, 1:]),
-        "12 345.67",
-        "a\n\n\n\tb",
-        "x  y" + " " * 40 + "z",
-        "naïve 日本 𓀀\x01",
-        "<table><bos></td>",
-        "",
-    ):
+    texts = ["12 345.67", "a\n\n\n\tb", "x  y" + " " * 40 + "z", "naïve 日本 𓀀\x01", "<table><bos></td>", ""]
+    for some in (seen.tokenizer.decode(tokens[0, 1:]), *texts):
         assert seen.tokenizer(some).input_ids == tokenizer(some).input_ids
     assert tokens[0, 0] == seen.bos == 2
     trace = seen.trace(seen.embed(tokens), attention=True)
