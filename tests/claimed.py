@@ -16,6 +16,7 @@ from probes.claims.gu import TABLE
 from probes.claims.ruscio import NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
 from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
+from probes.measures.bos_swap.compute import ANCHORS
 from probes.measures.leakage import ALL, PARTIES, QUANTILES
 from probes.results.dataset import load
 from probes.results.folder import Collected
@@ -75,7 +76,7 @@ def of_maps() -> Cases:
     x = (along(range(1024)) / (whole["length"] - 1)).clip(max=1)
     u, measured, scale, depth = curve(x=x), whole["measured"], whole["residual_scale"], whole["blocks"]
     yield "chowdhury-u-at-birth", mapped(), mapped(measured=1.0)
-    for end, little in (("", 1.0), ("-strong", 1.5)):
+    for end, little in (("", 0.5), ("-strong", 1.5)):
         some = xr.where(whole["blocks"] == 32, curve(little, x=x), u)
         yield f"chowdhury-u-at-birth-everywhere{end}", mapped(measured=u), mapped(measured=some)
     for end in ("", "-at-any-scale"):
@@ -285,7 +286,9 @@ def of_sinks() -> Cases:
     yield "gu-sinks-with-various-inputs", inputs[0], inputs[1]
     yield "gu-first-token-above-uniform", sinking(), sinking(alpha=0.02)
     yield "gu-first-token-alone", sinking(), given(sinks=last)
-    yield "gu-no-meaning-needed", sinking(), sinking(alpha=0.0)
+    anchor = xr.DataArray(np.ones((2, 8)), {"replacement": [*ANCHORS], "key": range(8)}, ("replacement", "key"))
+    ends = [{f"sink_rate_after_of_model{end}": x * anchor for end in ("", "_low", "_high")} for x in (0.5, 0.0)]
+    yield "gu-no-meaning-needed", *(given(bos_swap=xr.Dataset(of, attrs=committed("bos-swap").attrs)) for of in ends)
     yield "gu-no-token-collects", *(given(all_keys__sinks=put("all-keys/sinks", token_excess=x)) for x in (0.05, 0.3))
     yield "gu-emerges-in-training", steps(False, False, True), steps(True, True, True)
     yield "gu-emerges-when", steps(False, False, True, last="@step2000"), steps(False, True, True)

@@ -234,4 +234,3 @@ def test_real_results_are_judged(reported, monkeypatch):
     assert rows["ruscio-position-0-closed"].verdict == "holds"
     assert rows["ruscio-isolation-design"].verdict == "holds"
     assert rows["ruscio-fingerprint-constant"].model == "ape"
-    assert rows["gu-no-meaning-needed"].model == pages.ROGUE

@@ -1,7 +1,9 @@
 """Statements about toys follow their numbers: committed results, all runs alike, with a number or a setting changed."""
 
 import json
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,11 @@ import pytest
 import xarray as xr
 from tiny_runs import claims
 
+from probes.claims.ledger import Source, Stated
+from probes.claims.rules import SURE
 from probes.results.dataset import load
+from probes.results.statistics import Interval
+from toy.experiments.experiment import EXPERIMENTS, experiment
 
 REPORTS = Path(__file__).parent.parent / "reports" / "toy"
 MARKS = {"holds": "+", "does not hold": "", "undecided": "?", "not trained": "-", "not measured": "-"}
@@ -130,6 +136,35 @@ def test_statements_follow_the_numbers_that_they_read(name, variable, where, val
     ds[variable].loc[where] = value
     ds[variable] = ds[variable].where(alike(name)[variable].notnull())
     assert marked(name, ds) - by_medians(name) == {*refuted.split()}
+
+
+SIZES = [0.0, *(way * 10.0**size for size in range(-9, 10) for way in (-1, 1)), *map(float, range(-20, 20))]
+
+
+def statements(name: str) -> list[Stated]:
+    """Those of an experiment."""
+    bias = name == "position-bias"
+    module = import_module("toy.experiments.position_bias.statements") if bias else experiment(name)
+    sources = [of for of in vars(module).values() if isinstance(of, Source)]
+    return list({one.statement.id: one for of in sources for one in of.statements}.values())
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_rule_over_intervals_can_hold_and_fail(name, monkeypatch):
+    """Some numbers in the place of those that a rule reads make it hold, and some make it fail."""
+    random, picks = np.random.default_rng(0), [lambda of: of.value, *(lambda of, x=x: x for x in SIZES)]
+    picks += [lambda of: random.choice([of.value, random.choice(SIZES)])] * 40
+    for one in statements(name):
+        judge, found = partial(one.function, alike(name), **one.given), set()
+        test = judge()[1]
+        for again, pick in product((False, True), picks if callable(test) else ()):
+            monkeypatch.setattr(Interval, "at", lambda of, level, pick=pick: (pick(of),) * 2)
+            test = judge()[1] if again else test  # some rules look at intervals before they give their test
+            found.add(test(SURE) if callable(test) else test)
+            if {"holds", "does not hold"} <= found:
+                break
+        monkeypatch.undo()
+        assert {"holds", "does not hold"} <= found or not callable(test), one.statement.id
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
+from ..measures.bos_swap.compute import ANCHORS
 from ..measures.sinks.roles import ATTENDS
 from ..results.curves import three_digits
 from ..results.dataset import options_of
@@ -56,6 +57,7 @@ ALONE = "no other position measured (usually 1 to 7) has as high a sink rate as 
 INPUTS = {"sinks": "prose", "code/sinks": "code", "chat/sinks": "under the chat template"}  # by kind of result
 BOTH = f"{real('sinks').command} && {real('code/sinks', more='--text code').command}"
 ANY = f"{AT_ZERO} in every model on all of prose, code and chat that were measured, two at least"
+SWAPPED = f"behind another embedding there ({' and '.join(ANCHORS)})"
 COLLECTS = 0.1  # above uniform attention; ours
 ALL_KEYS = real("all-keys/sinks", more="--keys all --reacts off")
 COLLECTING = f"no token of three prompts or more at keys 1 to T/2 has an alpha {COLLECTS:g} above uniform in any block"
@@ -89,10 +91,12 @@ def sinks_in_small_models(ds: xr.Dataset) -> Told:
     return told(rate, ".3f"), above(rate, THERE)
 
 
-@gu("no-meaning-needed", rule=f"{AT_ZERO} in every model without a BOS")
-def _(ds: xr.Dataset) -> Told | None:
+@gu("no-meaning-needed", rule=f"{AT_ZERO} in every model, {SWAPPED}", needs=real("bos-swap"))
+def _(ds: xr.Dataset) -> Told:
     """The first token is a sink whatever it means, BOS or not."""
-    return None if ds.attrs.get("first_policy") == "bos" else sinks_in_small_models(ds)
+    rates = {name: estimated(ds, "sink_rate_after_of_model", replacement=name, key=0) for name in ANCHORS}
+    words = ", ".join(f"{told(rate, '.3f')} ({name})" for name, rate in rates.items())
+    return words, every(above(rate, THERE) for rate in rates.values())
 
 
 @gu("sinks-with-various-inputs", rule=ANY, needs=replace(real(*INPUTS), command=BOTH))
@@ -134,7 +138,7 @@ def _(ds: xr.Dataset) -> Told | None:
 
 # ------------------------------------------------------------------------------------------------ keys, values and streams
 
-MOST = "in nine tenths of each model's heads with a mean weight above 0.3 on position 0; in under half, not to hold"
+MOST = "in more than half of each model's heads with a mean weight above 0.3 on position 0"
 SMALL, LARGE = 0.5, 2.0  # times the others' norm; ours
 LARGER = f"the norm at position 0, known within a quarter, is above {LARGE:g} times the others' in some block"
 MASSIVE = "in every model some dimension at position 0 exceeds 100 and is above 1,000 medians in some block"
@@ -148,7 +152,7 @@ def in_attending(ds: xr.Dataset, values: xr.DataArray) -> np.ndarray:
 def norm_below(ds: xr.Dataset, name: str, limit: float) -> Told:
     """Whether position 0's norm against the mean of the others is small in most heads that attend to it."""
     ratio = in_attending(ds, ds[name].sel(place="sink") / ds[name].sel(place="rest"))
-    return (f"{listed(ratio)} of the others'", in_most(ratio < limit)) if len(ratio) else ("no head attends", None)
+    return in_most(ratio < limit, f"{listed(ratio)} of the others'")
 
 
 @gu("values-small", "3.1, Fig. 2", rule=f"the value's norm at 0 is below {SMALL:g} times the others' mean {MOST}")
@@ -167,8 +171,7 @@ def _(ds: xr.Dataset) -> Told:
 def _(ds: xr.Dataset) -> Told:
     """Sinks store extra attention without contributing to the value computation, as key biases would."""
     weight, share = in_attending(ds, ds["attends"]), in_attending(ds, ds["reads"])
-    words = f"weight {listed(weight)}; share {listed(share)}"
-    return (words, in_most(share < weight)) if len(weight) else ("no head attends", None)
+    return in_most(share < weight, f"weight {listed(weight)}; share {listed(share)}")
 
 
 @followed("stream-of-sink-large", rule=LARGER)

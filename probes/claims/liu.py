@@ -81,7 +81,7 @@ for short, profile, word in (
 
 
 @traced("recall-predicted", rule="AUC of the pair's sensitivity for exact answers, over couples of lists, above 0.5")
-def _(ds: xr.Dataset) -> Told:
+def _(ds: xr.Dataset) -> Told | None:
     """How strongly an answer depends on the pair asked for tells, at one depth, whether it is recalled."""
     area = auc(ds)
-    return told(area, ".2f"), above(area, 0.5)
+    return (told(area, ".2f"), above(area, 0.5)) if area.low < area.high else None  # where all or none is recalled
