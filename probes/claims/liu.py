@@ -6,6 +6,8 @@ command. Its other task, recall of key-value pairs, is measured on the language 
 
 from __future__ import annotations
 
+import math
+
 import xarray as xr
 
 from ..measures.retrieval.numbers import auc, edges, follows
@@ -84,4 +86,4 @@ for short, profile, word in (
 def _(ds: xr.Dataset) -> Told | None:
     """How strongly an answer depends on the pair asked for tells, at one depth, whether it is recalled."""
     area = auc(ds)
-    return (told(area, ".2f"), above(area, 0.5)) if area.low < area.high else None  # where all or none is recalled
+    return (told(area, ".2f"), above(area, 0.5)) if math.isfinite(area.low) else None  # where all or none is recalled
