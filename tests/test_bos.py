@@ -202,6 +202,7 @@ def test_result_is_complete(tmp_path):
     anchors = bos_swap(model, tokens, replacement=["mean", "random"], **SMALL)
     assert anchors.attrs["anchoring"] == anchoring(anchors)
     assert anchors.attrs["anchoring"] in MEASURE.answer({"ape": anchors})[0]
+    assert MEASURE.tables({"ape": anchors})[0].rows[0][-1] == anchors.attrs["anchoring"]
 
 
 def test_bad_replacements_and_options_are_refused():

@@ -173,8 +173,8 @@ def _answer(ds: xr.Dataset) -> Iterator[str]:
     before, after = (estimated(first, rate, ".0%", key=0) for rate in rates)
     yield f"with {name} at position 0 the sink rate goes from {before} to {after}"
     if verdict := anchoring(ds):
-        shares = (estimated(ds, "sink_rate_kept", ".0%", replacement=name) for name in ANCHORS)
-        yield f"{verdict} ({' and '.join(shares)} of it kept under {' and '.join(ANCHORS)})"
+        shares = " and ".join(estimated(ds, "sink_rate_kept", ".0%", replacement=name) for name in ANCHORS)
+        yield f"{verdict} ({shares} of it kept under {' and '.join(ANCHORS)})" if "anchored" in verdict else verdict
     if LEFT_OUT in ds["replacement"]:
         left = estimated(ds, rates[1], ".0%", replacement=LEFT_OUT, key=1)
         yield f"left out, the first token left has {left}"
@@ -206,6 +206,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     shown = {name: words for name, words in (EFFECTS | BESIDE).items() if any(name in ds for ds in results.values())}
     words = ("sink rate", "after", "kept", "another key's, after", *(words for words, _ in shown.values()))
     effects, components = [], []
+    anchors = [_anchor(model, of_several(ds)) for model, ds in results.items() if anchoring(of_several(ds))]
     for model, name, ds in ((model, *one) for model, whole in results.items() for one in each(whole)):
         rates = [estimated(ds, f"sink_rate_{when}_of_model", ".3f", key=0) for when in ("before", "after")]
         most = _elsewhere(ds.expand_dims("replacement")).isel(replacement=0)
@@ -214,7 +215,9 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
         effects.append([model, name, *rates, estimated(ds, "sink_rate_kept", ".0%"), other, *more])
         components += [[model, name, *row] for row in definitions(ds)]
     columns = (*at, "queries", "definition", "before", "after", "removed", "share removed")
+    kept = ("model", "sink rate", *(f"kept under {name}" for name in ANCHORS), "of the first token left", "anchor")
     return [
+        *([Table("What the sink is anchored to", kept, anchors)] if anchors else []),
         Table("Sinks and behaviour", (*at, *words), effects),
         Table(
             "What is removed, by every definition of the residual component (nat²; of the sink and patterns, shares)",
@@ -222,6 +225,15 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             components,
         ),
     ]
+
+
+def _anchor(model: str, ds: xr.Dataset) -> list[str]:
+    """A model's sink rate, what is kept of it, that of the first token left, and the verdict."""
+    before = estimated(ds.isel(replacement=0), "sink_rate_before_of_model", ".3f", key=0)
+    shares = [estimated(ds, "sink_rate_kept", ".0%", replacement=name) for name in ANCHORS]
+    left = {"replacement": LEFT_OUT, "key": 1}
+    first = estimated(ds, "sink_rate_after_of_model", ".3f", **left) if LEFT_OUT in ds["replacement"] else "-"
+    return [model, before, *shares, first, anchoring(ds)]
 
 
 def definitions(ds: xr.Dataset) -> Iterator[list[str]]:
