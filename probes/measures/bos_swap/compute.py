@@ -13,8 +13,8 @@ logits and denominators), M what the mask does. The residual component is V(X), 
 made none: the median over heads, the constant sink taken out. [Ruscio] does not say what the 40 % is a share of. So
 `component_...` holds every definition that it may be read by (`DEFINITIONS`): V(X) as median and as mean, the constant
 sink taken out and left in; the *Shapley value* of the residual source, V(X) - C(X, M), which is negative where the stream
-works against the mask; what comes through logits or denominators alone; and the sink itself: its rate, the weight on
-position 0, and how far the pattern over the other keys moves (total variation, a share as it is).
+works against the mask; what comes through logits or denominators alone; the total; and the sink itself: its rate, the
+weight on position 0, and how far the pattern over the other keys moves (total variation, a share as it is).
 
 **Intervals** (95 %) are paired. Of leakage they are percentiles of the bootstrap: each resample draws the prompts once,
 within each half, and takes the same ones before and after. All others are the jackknife's over documents, those of recall
@@ -93,23 +93,25 @@ ANCHORS = ("mean", "random")  # the replacements that tell a place from a token
 
 
 class Definition(NamedTuple):
-    """One of leakage's variables, the number of its entry, and what is made of blocks and heads."""
+    """One of leakage's variables, the entries whose sum it is, and what is made of blocks and heads."""
 
     form: str
-    entry: int
+    entries: tuple[int, ...] = (0,)
     over: Callable[..., np.ndarray] = np.mean
 
 
 V_X, LEFT_IN, TOTAL = "V(X)", "V(X), the constant sink left in", "total leakage"
 LEAKAGE = {
-    V_X: Definition("steady_stream", 0, np.median),
-    LEFT_IN: Definition("log_stream", 0, np.median),
-    "V(X), mean over heads": Definition("steady_stream", 0),
-    "V(X), mean over heads, the constant sink left in": Definition("log_stream", 0),
-    "Shapley value, the constant sink left in": Definition("log_source", 1),
-    "through logits alone, V(S)": Definition("log_form", 1),
-    "through denominators alone, V(D)": Definition("log_form", 3),
-    TOTAL: Definition("log_form", 0, np.median),
+    V_X: Definition("steady_stream", over=np.median),
+    LEFT_IN: Definition("log_stream", over=np.median),
+    "V(X), mean over heads": Definition("steady_stream"),
+    "V(X), mean over heads, the constant sink left in": Definition("log_stream"),
+    "Shapley value, mean over heads": Definition("parties", (6, 7, 8)),  # the stream's row
+    "Shapley value, mean over heads, the constant sink left in": Definition("log_source", (1,)),
+    "through logits alone, V(S)": Definition("log_form", (1,)),
+    "through denominators alone, V(D)": Definition("log_form", (3,)),
+    TOTAL: Definition("log_form", over=np.median),
+    "share of variance that position explains": Definition("position_share", over=np.median),
 }
 SINK, WEIGHT, MOVED = "sink rate", "weight on position 0", "pattern over other keys"
 DEFINITIONS = (*LEAKAGE, SINK, WEIGHT, MOVED)
@@ -258,7 +260,9 @@ def _side(
     heard = {name: part(progress, *stage) for name, stage in STAGES.items()}
     if unknown is None:
         forms = splits(model, tokens, options["bands"], options["lags"], drawn, heard["leakage"], pieces=pieces)
-        found = {name: one.over(forms[one.form][:, one.entry], axis=(1, 2)) for name, one in LEAKAGE.items()}
+        found = {
+            name: one.over(forms[one.form][:, list(one.entries)].sum(1), axis=(1, 2)) for name, one in LEAKAGE.items()
+        }
     else:
         found = {name: np.full_like(unknown[name], np.nan) for name in LEAKAGE}
     keys = range(min(FIRST_KEYS, tokens.shape[1]))
