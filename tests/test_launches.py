@@ -32,7 +32,7 @@ def view(blocks: int, length: int) -> View:
 CALLS: dict[str, tuple[Callable[..., Any], int, tuple[int, int]]] = {
     "sinks, 8 keys": (partial(probes.sinks, keys=tuple(range(8))), 90, (1024, 4096)),
     "sinks, all keys": (partial(probes.sinks, keys="all"), 110, (1024, 4096)),
-    "jacobian, sketch": (partial(probes.jacobian, method="sketch", products=12), 270, (128, 512)),
+    "jacobian, sketch": (partial(probes.jacobian, method="sketch", products=12, beside=True), 270, (128, 512)),
     "jacobian, exact": (partial(probes.jacobian, method="exact"), 150, (128, 512)),
 }
 

@@ -355,7 +355,9 @@ MEASURE = Measure(
     defaults={"prompts": 16},
     trials={
         "jacobian, exact": lambda model, tokens: jacobian(model, tokens[:1], readout="logits"),
-        "jacobian, sketch": lambda model, tokens: jacobian(model, tokens[:2], **TRIAL, pathway="all", from_layer="all"),
+        "jacobian, sketch": lambda model, tokens: jacobian(
+            model, tokens[:2], **TRIAL, beside=True, pathway="all", from_layer="all"
+        ),
         "jacobian, fresh weights": lambda model, tokens: jacobian(model.reinitialized(0), tokens[:2], **TRIAL),
     },
 )
