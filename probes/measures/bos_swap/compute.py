@@ -175,7 +175,7 @@ def bos_swap(
         `sink_rate_kept`, after / before of key 0. `loss_change [position]`, NaN at the last, which predicts nothing;
         `loss_..._of_model` (mean over positions from 1 on), before, after and the change; `kl_of_model`, nats; with
         `recall` `recall_log_p_...` and `recall_exact_...`, before, after and the change. `sensitivity_before`,
-        `sensitivity_after` [position], rms over prompts, and `profile_change`.
+        `sensitivity_after` [position], geometric means over prompts, and `profile_change`.
         By prompt `sink_rate_..._by_prompt` [prompt, key], `loss_..._by_prompt`, `kl_by_prompt`; by list
         `recall_..._by_list`. The attribute `anchoring` where both of `ANCHORS` are among the replacements.
         `tokens`; attributes say what made it, a single `replacement` among them.
@@ -345,15 +345,15 @@ def _both(
 
 
 def _of_profiles(one: np.ndarray, other: np.ndarray, unit: np.ndarray) -> Variables:
-    """Profiles [prompt, position], root mean squares over prompts, and how far they are apart."""
+    """Profiles [prompt, position], geometric means over prompts, and how far they are apart; the weights are the same."""
     unit, sides = unit[: len(one)], np.stack([one, other], 1)
-    curve = Variable(("position",), "||J_j||_F / sqrt(d), rms over prompts")
+    curve = Variable(("position",), "||J_j||_F / sqrt(d), geometric mean over prompts")
     found: Variables = {}
     for when, ends_of in zip(
-        ("before", "after"), np.moveaxis(np.stack(jackknife(_rms, sides, unit)), 1, 0), strict=True
+        ("before", "after"), np.moveaxis(np.stack(jackknife(_geometric, sides, unit)), 1, 0), strict=True
     ):
         found |= with_low_high(f"sensitivity_{when}", curve, ends_of)
-    change = jackknife(lambda some: relative_error(_rms(some)[1, 1:], _rms(some)[0, 1:]), sides, unit)
+    change = jackknife(lambda some: relative_error(_geometric(some)[1, 1:], _geometric(some)[0, 1:]), sides, unit)
     words = Variable((), "|after / before - 1| of the profile, mean over positions from 1 on")
     return found | with_low_high("profile_change", words, change)
 
@@ -434,8 +434,9 @@ def _mean(values: np.ndarray) -> Any:
     return values.mean(0)
 
 
-def _rms(values: np.ndarray) -> Any:
-    return np.sqrt(np.mean(values**2, 0))
+def _geometric(values: np.ndarray) -> Any:
+    with np.errstate(divide="ignore"):  # a zero stays one
+        return np.exp(np.log(values).mean(0))
 
 
 def _from_1(values: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
