@@ -28,7 +28,9 @@ def tiny(name: str = "tiny-llama") -> View:
     return probes.load(name, dtype="float64")
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "mistral", "gemma2", "qwen3", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "gpt2", "gpt_neox", "mistral", "gemma2", "gemma3_text", "qwen3", "gpt_oss"]
+)
 def test_a_tree_behind_a_context_is_what_plain_passes_give(family, monkeypatch):
     """Rotations, learned positions, windows and soft-caps; two branches behind one beginning, another row beside it."""
     view = probes.load(families.model(family).double())
