@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -89,7 +90,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """How much the median head's attention to early keys depends on its place, beside what the mask alone would make."""
     lines = []
     for model, ds in results.items():
-        at = {"band": str(ds["band"].values[0])}
+        at: dict[str, Any] = {"band": str(ds["band"].values[0])}
         low, median, high = (estimated(ds, "log_form_of_heads", quantile=one, **at) for one in QUANTILES)
         nulls = (
             f"{NULLS[null]} {estimated(ds, f'null_{null}', quantile='median', **at)}" for null in _nulls(ds, "null")
