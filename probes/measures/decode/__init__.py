@@ -131,7 +131,7 @@ def _beyond(ds: xr.Dataset) -> xr.DataArray:
 
 def _at_layer(ds: xr.Dataset, layer: int) -> xr.DataArray:
     """R^2 by prompt and octave, without that over all positions."""
-    return ds["r2_by_prompt"].isel(layer=layer, octave=slice(1, None), drop=True)
+    return ds["r2_by_prompt"].sel(octave=ds["octave"].values[1:]).isel(layer=layer, drop=True)
 
 
 def _by_prompt(ds: xr.Dataset, name: str, *, change: bool = False) -> xr.DataArray:
