@@ -156,7 +156,7 @@ def test_toys_that_do_not_retrieve_or_were_not_run_are_not_judged(tiny):
     # Toys with a residual stream are judged where the others have not learnt.
     ds = made_up(tiny, ("causal",))
     both = xr.concat([ds.where(ds["seed"] < 0), ds], "residual").assign_coords(residual=["off", "on"])
-    assert of_sinks(both)[0].measured.startswith("text, 2 blocks: with residual stream: causal: +0.150")
+    assert of_sinks(both)[0].measured.startswith("text, 2: with residual stream: causal: +0.150")
 
 
 # -- what in-context toys answer, and the sequences that they are asked

@@ -16,6 +16,7 @@ from probes.claims.rules import SURE
 from probes.results.dataset import load
 from probes.results.statistics import Interval
 from toy.experiments.experiment import EXPERIMENTS, experiment
+from toy.experiments.reading import lacking
 
 REPORTS = Path(__file__).parent.parent / "reports" / "toy"
 MARKS = {"holds": "+", "does not hold": "", "undecided": "?", "not trained": "-", "not measured": "-"}
@@ -154,7 +155,7 @@ def test_every_rule_over_intervals_can_hold_and_fail(name, monkeypatch):
     """Some numbers in the place of those that a rule reads make it hold, and some make it fail."""
     random, picks = np.random.default_rng(0), [lambda of: of.value, *(lambda of, x=x: x for x in SIZES)]
     picks += [lambda of: random.choice([of.value, random.choice(SIZES)])] * 40
-    for one in statements(name):
+    for one in (one for one in statements(name) if one.function is not lacking):
         judge, found = partial(one.function, alike(name), **one.given), set()
         test = judge()[1]
         for again, pick in product((False, True), picks if callable(test) else ()):
@@ -187,7 +188,7 @@ def test_other_settings_than_the_published_ones_are_not_judged(name, settings, j
     [
         ("retrieval", "loss_error", 13),
         ("previous-token", "relative_published", 8),
-        ("exchanges", "rate", 3),
+        ("exchanges", "rate", 5),
         ("petroglyph", "accuracy", 5),
         ("births", "loss", 4),
     ],

@@ -60,12 +60,16 @@ class Evidence:
     model: str
 
 
-TOYS = Evidence("toys", lambda collected, tell: None, "", "-")  # judged by the experiment that trains them
+def never(collected: Collected, tell: Tell) -> None:
+    """Results here do not judge it."""
 
 
-def unmeasured(command: str, model: str) -> Evidence:
+TOYS = Evidence("toys", never, "", "-")  # judged by the experiment that trains them
+
+
+def unmeasured(command: str, model: str, population: Population = "pretrained") -> Evidence:
     """For what this suite does not measure about language models; the command measures what is nearest to it."""
-    return Evidence("pretrained", lambda collected, tell: None, command, model)
+    return Evidence(population, never, command, model)
 
 
 def real(

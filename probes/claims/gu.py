@@ -18,7 +18,7 @@ from ..results.folder import Collected
 from ..results.statistics import Interval
 from ..results.tables import number
 from .claim import Judged, Verdict
-from .evidence import Evidence, Results, Tell, case, judged, real, runs, training
+from .evidence import Evidence, Results, Tell, case, judged, real, runs, training, unmeasured
 from .ledger import Source
 from .readings import OVER_RUNS, RUNS, UNKNOWN, estimated, over_documents, over_training, roughly
 from .rules import QUARTER, Test, Told, above, below, every, in_most, listed, near, told
@@ -277,6 +277,13 @@ def _(models: Sequence[Results]) -> Told:
     plain, narrow = map(of_runs, models)
     words = f"{WINDOWS[0]} {listed(plain, '.3f')}; {WINDOWS[1]} {listed(narrow, '.3f')}"
     return words, prevents(plain, narrow)
+
+
+DEPENDS = "sink rates of three runs or more with another setting against three of the base, by Welch's t: not run"
+of_training = gu.but(needs=unmeasured(training("sinks", ["tiny-llama"], "", (1, 2)), "tiny-llama", "controlled"))
+for short, setting in (("rate", "learning rate"), ("data", "amount of data"), ("weight-decay", "weight decay")):
+    claim = f"How large the attention sink becomes depends on the {setting} of training."
+    of_training(f"depends-on-{short}", "section 4", claim, rule=DEPENDS)(lambda models: None)
 
 
 @gu("learned-sink-replaces-first", "our control", rule=PREVENTS.format(*LOGITS[::-1]), kind="ours", needs=CONTROL)

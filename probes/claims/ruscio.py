@@ -18,7 +18,7 @@ from ..measures.sinks.roles import REACTS, SHARE
 from ..results.curves import spearman
 from ..results.statistics import Interval, apart, units
 from ..results.tables import interval, number, variance
-from .evidence import Results, real, runs
+from .evidence import REAL, Results, real, runs, unmeasured
 from .ledger import Source
 from .readings import OVER_RUNS, UNKNOWN, estimated, over_training
 from .rules import SURE, Test, Tested, Told, above, below, every, listed, near, nothing, some, told
@@ -123,6 +123,11 @@ def _(ds: xr.Dataset) -> Told:
             tests.append(nothing(Interval(*(end / total for end in stream[:3])), MARGIN))
     return ", ".join(words), every(tests)
 
+
+GONE = "leakage of a pretrained model whose queries see all keys is within a margin of 0: not run"
+unmasked = isolation.but(needs=unmeasured(real("leakage").command, REAL))
+CLAIM = "With the causal mask of a pretrained model removed its attention no longer tells positions apart."
+unmasked("mask-removed", claim=CLAIM, rule=GONE)(lambda ds: None)
 
 # ---------------------------------------------------------------------------------------------------- controlled training
 

@@ -45,7 +45,7 @@ from . import previous_token
 from .copied import at_step, scored, spikes
 from .experiment import Work
 from .previous_token import SWITCH, WEIGHTS
-from .reading import OVER_RUNS, change, courses, judge, learnt, lies, over, setting, state, under
+from .reading import OVER_RUNS, change, courses, judge, lacking, learnt, lies, over, setting, state, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
 TABLES = ("embedding", "unembedding")
@@ -261,6 +261,17 @@ state(liu, "circle", f"{TASK} the tokens lie on a circle.", lies(RADIUS, under(R
 _move, _by = f"{TASK} tokens change places at learning rate 0.1.", f"{BOTH}, by embedding and by unembedding"
 state(liu, "change-places", _move, lies(RATE, over(0), CONSTANT, _by))
 state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", lies(SPIKED, over(0), CONSTANT, BOTH))
+
+
+for _name, _words, _rule in (
+    (
+        "confidently-wrong",
+        "at a spike the tokens that change places are confidently wrong",
+        "their margins there",
+    ),
+    ("order-random", "the order of tokens on the circle is random", "orders of several seeds against permuted ones"),
+):
+    liu(_name, "", f"{TASK} {_words}.", rule=f"{_rule}: not kept by these runs")(lacking)
 
 
 _rates: Any = [{"schedule": _schedule} for _schedule in ("constant", "cosine")]

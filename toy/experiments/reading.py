@@ -214,6 +214,11 @@ def no_more(margin: float) -> Bound:
     return Bound(f"lies within {margin:g} of 0 with its 90 % interval", nothing, (float(margin),))
 
 
+def lacking(ds: xr.Dataset) -> Told:
+    """Judges what no result has yet; the rule says what would be needed."""
+    raise Lacks
+
+
 class Ruled(NamedTuple):
     """A rule in words, and the function that judges by it."""
 
