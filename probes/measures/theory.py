@@ -68,7 +68,10 @@ def measured(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> F
     end = int(options_of(ds)["query"]) + 1
     if variable == "theory_cesaro":
         return ds[variable].sel(condition=condition).values[:end].astype(np.float64)
-    return band([run.mean[:end] for run in rms_profiles(ds, variable)[condition]]).centre
+    runs = rms_profiles(ds, variable).get(condition)
+    if runs is None:  # trained weights can take a kernel beyond what float32 holds (Gemma 3)
+        return np.full(end, np.nan)
+    return band([run.mean[:end] for run in runs]).centre
 
 
 def theories(ds: xr.Dataset) -> dict[str, str]:
