@@ -12,7 +12,7 @@
 #               per probe (what takes longer is committed as it was measured: the real models by `make llm`,
 #               `headwater map --out reports/theory`, `headwater toy all --out reports/toy`,
 #               `headwater match MODELS --out reports/match`)
-# make llm      the real models measured, hours on a CPU, into reports/llm; interrupted, it resumes
+# make llm      the real models measured, minutes on a GPU and many hours on a CPU, into reports/llm; interrupted, it resumes
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -66,7 +66,7 @@ report: env
 	$(BIN)/headwater report --out reports
 	$(BIN)/python tools/slim.py reports/overview.png reports/jacobian/jacobian.png reports/theory/theory.png
 
-llm: smollm2
+llm: smollm2 gemma
 	$(BIN)/python tools/llm.py
 
 report-jacobian:

@@ -64,7 +64,7 @@ LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
 INIT = "--conditions init --prompts 16 --seeds 2 --products 32 --initialization"
 EVICT = "--length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"
-SWAP = "--replace mean,random,zero,without-0 --prompts 128 --length 128 --profile-prompts 4 --products 32 --recall 24"
+SWAP = "--replace mean,random,zero,without-0 --prompts 128 --length 128 --profile-prompts 0 --recall 24"
 
 
 class Step(NamedTuple):
@@ -120,7 +120,7 @@ t1024/sinks            --prompts 32 --length 1024 --reacts off
 t2048/sinks            --prompts 16 --length 2048 --reacts off
 t1024/jacobian         --conditions pretrained --prompts 8 --products 24 --length 1024
 scalar                 --method scalar --conditions pretrained --prompts 16
-mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 24 --initialization {rule}
+mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 12 --initialization {rule}
 """
 # `im-start`, `end`: ids 1 and 2 of SmolLM2, <|im_start|> and <|im_end|>, at position 0. `no-bos`: Gemma without its own.
 OF_ONE = f"""
