@@ -27,9 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    seed = config.getoption(
-        "randomly_seed", None
-    )  # `-q` leaves out the header that says it, and long runs scroll it away
+    # `-q` leaves out the header that says it, and long runs scroll it away.
+    seed = config.getoption("randomly_seed", None)
     if seed is not None:
         terminalreporter.write_line(f"in random order: --randomly-seed={seed} repeats it")
 

@@ -120,9 +120,6 @@ def test_before_and_after_are_what_the_probes_say(monkeypatch):
     for name, value in expected.items():
         assert headlines[name].value == pytest.approx(float(value), rel=1e-5)
     assert all(np.isfinite(interval[1:3]).all() for interval in headlines.values())
-    effects = MEASURE.tables({"ape": found})[0]
-    assert effects.rows[0][2].startswith(f"{float(found.sink_rate_before.mean()):.3f} [")
-    assert effects.rows[0][5].endswith(f"(key {1 + int(others.values.argmax())})")
 
 
 def test_shares_and_what_is_kept_by_hand():
@@ -201,8 +198,6 @@ def test_result_is_complete(tmp_path):
         xr.testing.assert_identical(both.sel(replacement=name, drop=True).drop_attrs(), single.drop_attrs())
     anchors = bos_swap(model, tokens, replacement=["mean", "random"], **SMALL)
     assert anchors.attrs["anchoring"] == anchoring(anchors)
-    assert anchors.attrs["anchoring"] in MEASURE.answer({"ape": anchors})[0]
-    assert MEASURE.tables({"ape": anchors})[0].rows[0][-1] == anchors.attrs["anchoring"]
 
 
 def test_bad_replacements_and_options_are_refused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from functools import cache
@@ -19,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-import toy.experiments.experiment as experiment
 from probes import charts
 from probes.charts import Panel, Series, panels, save, sheet
 from probes.errors import InputError
@@ -105,16 +103,6 @@ def test_every_chart_can_be_read(name, names):
         assert not any("_" in text for text in words)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", experiment.EXPERIMENTS)
-def test_texts_of_toys_figures(name, monkeypatch, tmp_path):
-    found: list[Figure] = []
-    monkeypatch.setattr(charts, "save", lambda figure, path: found.append(figure) or ())
-    experiment.draw(name, load(REPORTS / "toy" / f"{name}.nc"), tmp_path / name)
-    assert found
-    assert [fault for figure in found for fault in faults(figure)] == []
-
-
 # ------------------------------------------------------------------------------------------------ what forms draw
 
 
@@ -172,31 +160,7 @@ def test_dots_stand_from_the_top_down_and_beyond_the_limits_are_arrowheads(cell)
     assert cell.get_ylim() == (1.5, -0.5)
 
 
-def test_parts_are_stacked_up_to_the_total_and_negative_ones_hang_down(cell):
-    charts.stacks(cell, [Series("a", [1.0, -1]), Series("b", [2.0, 3]), Series("c", [-1.0, -2])])
-    bars = [(bar.get_y(), bar.get_height()) for bar in cell.patches]
-    assert bars == [(0, 1), (0, -1), (1, 2), (0, 3), (0, -1), (-1, -2)]
-
-
 # ------------------------------------------------------------------------------------------------------- figures
-
-
-def test_a_figure_has_at_most_four_panels_the_first_quantities_first():
-    for models, quantities, expected in ((1, 5, 4), (1, 3, 3), (2, 3, 4), (6, 1, 4)):
-        rows = [Panel(f"quantity {n}", lambda cell, ds: cell.plot([ds.attrs["n"]])) for n in range(quantities)]
-        figure = panels({f"model {n}": xr.Dataset(attrs={"n": n}) for n in range(models)}, rows, "")
-        assert len(figure.axes) == expected
-        assert figure.axes[0].get_ylabel() == "quantity 0"
-        of_models = [cell.lines[0].get_ydata()[0] for cell in figure.axes[:models]]
-        assert models == 1 or of_models == list(range(len(of_models)))
-        assert (str(figure.get_suptitle()) == "the first 4 of 6 models") is (models > 4)
-
-
-def test_texts_are_broken_where_they_may_be_and_say_the_same():
-    for text, inches, lines in (("", 1.0, 1), ("a name-of parts", 0.5, 3), ("m" * 40, 1.0, 3), ("a\nb", 9.0, 2)):
-        broken = charts.wrapped(text, inches, 9.0)
-        assert broken.count("\n") + 1 == lines
-        assert re.sub(r"\s", "", broken) == re.sub(r"\s", "", text)
 
 
 def test_figures_are_saved_as_png_and_svg_or_not_at_all(tmp_path):

@@ -137,15 +137,6 @@ def test_training_is_judged_by_several_runs_and_the_steps_measured():
     check("ruscio-architectures", two, "undecided", command="headwater pretrain tiny-llama-ntk --seed 1 ")
 
 
-def test_measured_rows_have_the_commands_of_their_results_if_these_have_any():
-    two = {name: committed("jacobian").assign_attrs(command=f"headwater jacobian {name}") for name in ("x", "y")}
-    said = "x: primacy 2.13 [1.66, 2.71], last 23.2 [14.5, 37.2]; y: primacy"
-    command = "headwater jacobian x && headwater jacobian y"
-    check("chowdhury-u-persists", given(jacobian=two), "holds", measured=said, command=command)
-    python = {"x": two["x"].assign_attrs(command="")}
-    check("chowdhury-u-persists", given(jacobian=python), "holds", command="headwater jacobian smollm2-135m ")
-
-
 def test_what_cannot_be_compared_is_not_measured():
     whole = committed("jacobian")
     other = given(jacobian=whole, scalar=whole.assign_attrs(tokens_sha256="another"))

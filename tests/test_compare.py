@@ -148,8 +148,3 @@ def test_shape_is_that_of_the_mean_curve_with_intervals(runs):
         drawn.append(shape_of(np.exp(log.mean(0))).trough_fraction)
     assert min(drawn) <= low <= high <= max(drawn)
     assert len(set(drawn)) > 1
-
-
-def test_a_cut_off_middle_has_no_ratios():
-    found = shape(sampled(np.arange(16) >= 14, noise=0))
-    assert np.isnan([found.recency.value, found.primacy.value]).all()

@@ -49,23 +49,13 @@ def test_help_ends_with_commands_that_parse(monkeypatch, capsys, name):
         assert one.help[-1] in ".…", f"{name} {one.name}: {one.help}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_option_is_one_line_and_exit_code_2(monkeypatch, capfd, name):
-    assert call(monkeypatch, name, "--bogus") == 2
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert re.fullmatch(r"headwater: [^\n]*--bogus[^\n]*\n", shown.err)
-    assert shown.err.endswith(f"(given: headwater {name} --bogus); see headwater {name} --help\n")
-
-
 def groups(of: type = Options) -> list[Any]:
     """All groups of options, those of every measure among them."""
     for name in questions():
         measure(name)
     known = [one for below in of.__subclasses__() for one in (below, *groups(below))]
-    return [
-        one for one in known if one.__module__.startswith("probes.")
-    ]  # not those of toys, where these were imported
+    # Not those of toys, where these were imported.
+    return [one for one in known if one.__module__.startswith("probes.")]
 
 
 @pytest.mark.parametrize("group", groups())

@@ -84,9 +84,8 @@ def test_position_is_read_in_the_octaves_that_have_it():
     assert ds.octave.values.tolist() == ["1-127", "2-3", "4-7", "8-15", "16-31", "32-63", "64-127"]
     r2, high = ds.r2_chosen.values, ds.r2_chosen_high.values
     logs = np.log1p(np.arange(1, 128))
-    assert r2[0] == pytest.approx(
-        1 - 96 * logs[31:].var() / (127 * logs.var()), abs=0.01
-    )  # 0.86: the first ones make it
+    # 0.86: the first ones make it.
+    assert r2[0] == pytest.approx(1 - 96 * logs[31:].var() / (127 * logs.var()), abs=0.01)
     assert (r2[1:5] > 0.99).all()
     assert (np.abs(r2[5:]) < 0.02).all()
     assert (high[5:] < 0.05).all()
@@ -324,18 +323,6 @@ def test_an_erasure_of_nothing_has_no_effect_to_show():
     assert "means all" not in acting(ds)["intervention"]
     ds["rank"][:] = 0
     assert "nothing is erased" in MEASURE.answer({"toy": ds})[0]
-
-
-def test_recall_behind_a_context_is_that_of_plain_passes():
-    model = probes.load("tiny-llama", dtype="float64")
-    tokens = probes.prompts(model, n=6, length=24)
-    view = probes.erased(model, "direction", reference=tokens)
-    seen = torch.ones(1, 4, 4).tril().bool()
-    found = view.behind(view.embed(tokens[:1, :16]))(tokens[:1, 16:20], torch.arange(4)[None], seen)
-    whole, plain = (one.residual(one.embed(tokens[:1, :20]))[:, 16:].detach() for one in (view, model))
-    torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
-    assert not torch.allclose(whole, plain)
-    assert not torch.equal(view.reinitialized(0).prepared[1].mean, view.prepared[1].mean)
 
 
 def test_the_command_measures_recall(monkeypatch, capsys, tmp_path):

@@ -27,6 +27,7 @@ CHANGES: dict[str, Any] = {
     "mean": lambda model: ablated(model, [(1, 2)], "mean", reference=TOKENS),
     "without-0": lambda model: reweighed(model, "without-0", layer=1),
     "held-log-z": lambda model: reweighed(model, "held-log-z", reference=TOKENS),
+    "erased": lambda model: probes.erased(model, "direction", reference=TOKENS),
 }
 
 

@@ -18,9 +18,8 @@ from probes.measures.sinks import MEASURE, sinks
 from probes.models.evict import evicted
 
 TOKENS = drawn_tokens(3, 24)
-NEAR = (
-    1e-5  # of logits that reach tens; cosines and sines are float32 in transformers, and a rotation is known no better
-)
+# Of logits that reach tens; cosines and sines are float32 in transformers, and a rotation is known no better.
+NEAR = 1e-5
 
 
 def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bool, value_0: bool = True) -> Tensor:

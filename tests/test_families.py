@@ -10,7 +10,6 @@ Blocks linearized from their parts are in `test_linear`.
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from dataclasses import replace
 from functools import cache, partial
@@ -19,12 +18,11 @@ from typing import Any
 import families
 import pytest
 import torch
-from commands import call
 from families import BLOCKS, FAMILIES, HEAD_DIM, HEADS, KV_HEADS, VARIANTS, VOCABULARY, WIDTH, WINDOW, attention, blocks
 from measured import BACKENDS, BOTH, BRUTE, EVERY, backends, brute, brute_model, drawn_tokens
 from measured import close as near
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 
 import probes
 from probes.models.families import FAMILIES as ROWS
@@ -201,17 +199,6 @@ def test_the_exact_jacobian_is_autograd_s_through_the_whole_model(name):
             near(got.sensitivity[0], expected, BRUTE[name])
             assert not got.stderr.any()
             assert got.attrs["engine"] == ("autograd" if engine == "autograd" else "parts")
-
-
-def test_the_command_lists_what_is_supported(monkeypatch, capsys):
-    assert call(monkeypatch, "families") == 0
-    shown = capsys.readouterr().out
-    for kind, row in ROWS.items():
-        assert re.search(rf"^ {kind} +{re.escape(row.models)} +(yes|no: )", shown, re.MULTILINE), kind
-        assert kind in CONFIG_MAPPING
-    assert "model type 'mamba' is not supported; supported families: llama, " in families.refused(
-        probes.born, {"model_type": "mamba"}
-    )
 
 
 def test_variants_that_a_family_s_row_does_not_cover_are_refused():

@@ -3,7 +3,6 @@
 Files may not grow beyond a limit, which needs no privilege and fails in the middle of a write as a full disk does.
 """
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,24 +106,3 @@ def test_a_write_that_fails_leaves_the_earlier_results(model, tmp_path, monkeypa
         assert "going on with" in capfd.readouterr().err
         assert {path.name for path in out.iterdir()} == {f"jacobian.{ending}" for ending in ("md", "nc", "png", "svg")}
         assert (out / "jacobian.nc").read_bytes()[:4] == b"\x89HDF"
-
-
-@pytest.fixture(scope="module")
-def reported(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a result to report."""
-    out = tmp_path_factory.mktemp("reported")
-    with pytest.MonkeyPatch.context() as patched:
-        assert call(patched, *words("loss", model, out / "loss")) == 0
-    return out
-
-
-@pytest.mark.parametrize("limit", [4_000, 20_000])  # the table of claims is the smaller file
-def test_a_page_that_fails_leaves_the_earlier_page(reported, tmp_path, monkeypatch, capfd, limit):
-    out = Path(shutil.copytree(reported, tmp_path / "out"))
-    for file in ("index.html", "claims.md"):
-        (out / file).write_text("earlier", encoding="utf-8")
-    before = listing(out)
-    with no_file_larger_than(limit):
-        code = call(monkeypatch, "report", "--out", str(out))
-    check(capfd, code, "File too large")
-    assert listing(out) == before

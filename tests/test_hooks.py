@@ -115,9 +115,8 @@ def test_a_view_is_its_caller_s_model_as_it_is_when_a_measurement_begins(bridged
     handle = place.register_forward_hook(halved)
     assert probe(seen).equals(probe(probes.load(model)))
     assert not probe(seen).equals(plain)
-    assert not probe(probes.swapped(seen, "zero")).equals(
-        probe(probes.swapped(wide, "zero"))
-    )  # through views of it, too
+    # Through views of it, too.
+    assert not probe(probes.swapped(seen, "zero")).equals(probe(probes.swapped(wide, "zero")))
     handle.remove()
     assert probe(seen).equals(plain)
     decoder = seen._decoder  # pyright: ignore[reportAttributeAccessIssue]

@@ -15,12 +15,11 @@ import torch
 import xarray as xr
 from commands import call
 from measured import view
-from rich.console import Console
 
 import probes
 from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.measures.inspect import EDGES, LABELS, MEASURE, TEXT, Options, color_of, colored_text
+from probes.measures.inspect import MEASURE, TEXT, Options
 from probes.measures.inspect.compute import WINDOWS, Readout, readout
 from probes.measures.jacobian import jacobian
 from probes.measures.reading import FURTHER, visible
@@ -35,7 +34,6 @@ WORDS = " ".join(f"w{n}" for n in (5, 9, 17, 9, 33, 60, 101, 5, 9, 17, 88, 41))
 CODE = (
     "def area(width, height):\n\treturn width * height  # <b>é漢</b> [red]\n\n\ndef volume(width, height):\n    return "
 )
-AS_SHOWN = visible(CODE).replace("漢", "漢··").replace("é", "é·").replace("⏎", "⏎\n")  # bytes that nobody has merged
 
 
 def small(family: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
@@ -243,24 +241,6 @@ def test_what_would_not_be_seen_is_made_visible_and_spaces_are_kept():
     assert "".join(map(str, ds["token"].values[1:])) == text
 
 
-def test_colours_follow_the_ratio(seen):
-    np.testing.assert_allclose(np.array(EDGES) * np.array(EDGES)[::-1], 1)
-    assert color_of(1.0) is color_of(math.nan) is None
-    assert [color_of(ratio) for ratio in (0.1, 0.6, 1.5, math.inf)] == [
-        ("#0072b2", "#ffffff"), ("#c9e2f1", "#000000"), ("#fadcc5", "#000000"), ("#d55e00", "#ffffff"),
-    ]  # fmt: skip
-    text, console = colored_text(seen), Console()
-    at = 1  # behind the sink's bracket
-    for piece, ratio, part in zip(seen["token"].values, seen["ratio"].values, seen["part_of"].values, strict=True):
-        color, style = color_of(float(ratio)), text.get_style_at_offset(console, at)
-        assert text.plain[at:].startswith(str(piece).partition("⏎")[0])
-        assert (style.bgcolor.name if style.bgcolor else None) == (color[0] if color else None)
-        assert (bool(style.underline), bool(style.bold)) == (part == "recency", part == "sink")
-        at += len(str(piece)) + str(piece).count("⏎") + (part == "sink")
-    assert text.plain.startswith(f"[<|bos|>]{AS_SHOWN}")
-    assert all(label in text.plain for label in (*LABELS, "sink", "recency", "[red]"))
-
-
 def test_beyond_a_window_there_is_no_ratio():
     model = probes.load("tiny-mistral-window", device="cpu")
     ds = probes.inspect(model, Path(__file__).read_text(encoding="utf-8")[:580], of="top", baseline="kernel")
@@ -269,24 +249,6 @@ def test_beyond_a_window_there_is_no_ratio():
     assert beyond.sum() > 10
     (table,) = MEASURE.tables({"m": ds})
     assert sum(row[5] == "-" for row in table.rows) == beyond.sum()
-
-
-def test_the_table_and_the_answer_name_what_stands_out_most(tiny, seen):
-    (table,) = MEASURE.tables({"tiny-llama": seen})
-    rest = [row for row in table.rows if row[-1] == "rest"]
-    assert table.rows[: len(rest)] == rest
-    assert [float(row[5]) for row in rest] == sorted((float(row[5]) for row in rest), reverse=True)
-    assert {int(row[1]) for row in table.rows} == set(range(seen.sizes["position"]))
-    for _, at, token, *shown, part in table.rows:
-        expected = [float(seen[name][int(at)]) for name in ("sensitivity", "baseline", "ratio")]
-        assert [float(x.replace(",", "")) for x in shown] == pytest.approx(expected, rel=1e-2)
-        assert (token, part) == (str(seen["token"].values[int(at)]), str(seen["part_of"].values[int(at)]))
-    (line,) = MEASURE.answer({"tiny-llama": seen})
-    assert line.startswith(f"tiny-llama: '{rest[0][2]}' {rest[0][5]}, '{rest[1][2]}' {rest[1][5]}, ")
-    assert f"next comes '{seen['next_token'].values[0]}' {float(seen['probability'][0]):.1%}, " in line
-    bare = probes.inspect(tiny, CODE, of="top", baseline="none")
-    assert {row[4] for row in MEASURE.tables({"m": bare})[0].rows} == {"-"}
-    assert "baseline" not in MEASURE.answer({"m": bare})[0]
 
 
 def test_a_command_in_a_pipe_and_in_a_terminal(monkeypatch, capsys, tmp_path):

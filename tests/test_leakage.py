@@ -2,7 +2,6 @@
 
 import math
 from itertools import product
-from pathlib import Path
 
 import families
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 import xarray as xr
 from commands import call
 from measured import drawn_tokens, refused
-from sim import ONE, Launched, Simulated
+from sim import ONE, Simulated
 
 import probes
 from probes.headlines import numbers
@@ -27,7 +26,6 @@ from probes.measures.leakage.samples import halves_of, lag_means_of, sampled
 from probes.models.load import load
 from probes.models.view import Attention, sees
 
-REPORTS = Path(__file__).parent.parent / "reports" / "llm" / "leakage"
 LAGS = (1, 2, 3)
 BAND = (5, 15)
 
@@ -218,27 +216,6 @@ def test_heads_and_chunks_may_be_taken_apart(monkeypatch):
         np.testing.assert_allclose(values, whole[name], rtol=1e-9, atol=1e-12)
 
 
-def test_on_a_gpu_prompts_go_together_and_the_host_waits_once_a_block():
-    def launched(blocks: int, prompts: int) -> Launched:
-        view = load(families.build(families.small("llama", num_hidden_layers=blocks)), device=str(ONE))
-        assert view.identity  # which reads the weights
-        with Launched() as counted:
-            leakage(view, text(prompts, 40), bootstrap=5, fresh=0)
-        return counted
-
-    with Simulated():
-        _, few, many, deep = (
-            launched(1, 8),
-            launched(1, 8),
-            launched(1, 24),
-            launched(3, 8),
-        )  # orders of labels are kept
-    assert many.operations == few.operations
-    assert many.reads == few.reads
-    assert (deep.operations - few.operations) / 2 < 1200
-    assert (deep.reads - few.reads) / 2 == 2  # all forms, and the shuffled ones
-
-
 def test_what_does_not_fit_is_taken_in_parts(monkeypatch):
     tokens, given, heads = text(8, 40), {"lags": LAGS, "bootstrap": 5, "fresh": 0}, list[int]()
     whole = leakage(load(families.model("llama"), dtype="float64"), tokens, **given)
@@ -306,29 +283,15 @@ def made(**changes: float) -> xr.Dataset:
 @pytest.mark.parametrize(
     ("below", "stream", "sink", "says"),
     [
-        (
-            0.8,
-            0.04,
-            0.0,
-            "80% [75%, 85%] of heads lie below uniform attention under the same mask: attention knows less of",
-        ),
-        (
-            0.2,
-            0.06,
-            0.06,
-            "same mask: attention knows more of absolute position than the mask alone",
-        ),  # position 0 explains it
+        (0.8, 0.04, 0.0, "attention knows less of"),
+        (0.2, 0.06, 0.06, "attention knows more of"),  # position 0 explains block 0's component
         (0.52, 0.04, 0.0, "undecided whether attention knows less of"),
         (0.8, 0.06, 0.0, "fails the check."),
     ],
 )
-def test_the_answer_names_band_and_null_and_a_null_check_that_fails(below, stream, sink, says):
+def test_the_answer_names_what_attention_knows_and_a_null_check_that_fails(below, stream, sink, says):
     ds = made(log_form_of_heads=0.2, below_null_of_model=below, log_stream_by_block=stream, log_sink_by_block=sink)
     (answered,) = MEASURE.answer({"ape": ds})
-    assert answered.startswith(
-        "ape: at queries 9-31 the median head's log-attention varies with the query's place by 0.2 [0.15"
-    )
-    assert "; uniform attention 0.117, fresh weights " in answered
     assert says in answered
     known = {n.name: n.interval[:3] for n in numbers(MEASURE, ds) if n.where == "9-31"}
     assert known["leakage V(l), median head (nat²)"] == pytest.approx((0.2, 0.15, 0.25))
@@ -337,10 +300,7 @@ def test_the_answer_names_band_and_null_and_a_null_check_that_fails(below, strea
     entries = {n.where: n.interval.value for n in numbers(MEASURE, ds) if n.name.startswith("covariance of parties")}
     expected = ds.parties_of_heads.sel(party="keys", other="stream", band="9-31").item()
     assert entries["keys & stream, 9-31"] == pytest.approx(expected)
-    check, matrix, by_block = MEASURE.tables({"ape": ds})
-    assert check.rows[0][2] == f"{stream:.3g} [{stream - 0.05:.3g}, {stream + 0.05:.3g}]"
-    assert (check.rows[0][4] == "yes") == ("fails the check" not in answered)
-    assert [len(table.rows) for table in (matrix, by_block)] == [2 * 2 * 4, ds.sizes["layer"]]
+    assert (MEASURE.tables({"ape": ds})[0].rows[0][4] == "yes") == ("fails the check" not in answered)
 
 
 def test_a_mask_that_tells_nothing_has_no_heads_below_it():
@@ -348,27 +308,6 @@ def test_a_mask_that_tells_nothing_has_no_heads_below_it():
     assert ds.null_uniform_by_block.isel(band=1).max() < 1e-12  # a full window
     assert np.isfinite(ds.below_null_of_model.values).tolist() == [True, False]
     assert not [n for n in numbers(MEASURE, ds) if n.name.startswith("heads") and n.where == "9-39"]
-
-
-def test_results_that_are_older_say_what_they_have():
-    ds = probes.load_result(next(REPORTS.glob("leakage-smollm2-135m.nc*")))
-    ds = ds.drop_vars([name for name in ds if "_of_heads" in str(name) or "position_share" in str(name)])
-    (answered,) = MEASURE.answer({"ape": ds})
-    assert "undecided" in answered or "attention knows" in answered
-    assert {n.name for n in numbers(MEASURE, ds)} >= {"residual component V(X), mean over heads (nat²)"}
-    assert MEASURE.chart({"ape": ds})
-
-
-def test_the_chart_shows_heads_beside_nulls_and_follows_most_blocks():
-    ds = made()
-    ds["log_form"][:, 1] = 900.0
-    leaks, parties, _ = MEASURE.chart({"ape": ds}).axes
-    (median,) = (line.get_ydata() for line in leaks.lines if len(line.get_ydata()) == ds.sizes["layer"])
-    np.testing.assert_allclose(median, ds["log_form"][0, :, :, 0].median("head"))
-    drawn = [float(x) for line in parties.lines if line.get_marker() == "o" for x in line.get_xdata()]
-    values = ds["parties_of_heads"].isel(band=0)
-    assert drawn[-1] == pytest.approx(values.sel(party=ALL, other=ALL).item())
-    assert drawn[:3] == pytest.approx([values.sel(party=one, other=one).item() for one in PARTIES])
 
 
 def test_the_command_measures_what_the_library_does(monkeypatch, tmp_path):

@@ -10,7 +10,6 @@ import families
 import numpy as np
 import pytest
 import torch
-from commands import call
 from lookup import Lookup
 from torch import Tensor
 
@@ -18,7 +17,6 @@ import probes
 from probes.data.recall import Couple, Maker, Rung, read_template
 from probes.measures.retrieval import mechanism, retrieval
 from probes.measures.retrieval.mechanism import constant_first, traced
-from probes.measures.retrieval.numbers import by_depth
 from probes.models.behind import Asked
 from probes.models.view import Edit, View
 from probes.run.progress import Tally
@@ -221,16 +219,3 @@ def test_profiles_are_those_of_jacobian_at_the_lines():
         np.testing.assert_allclose(ds[name].T, lines, rtol=1e-7)
     assert ds["traced_depth"].values.tolist() == [0, 4, 8]
     np.testing.assert_array_equal(retrieval(model, **SMALL, seed=3)["log_p"], ds["log_p"])
-
-
-def test_the_command_shows_sensitivities_and_what_they_say(tmp_path, monkeypatch, capsys):
-    options = "--pairs 9 --keys apart --digits 3 --contexts 4 --candidates 3 --mechanism 4 --mechanism-depths 2"
-    words = f"retrieval tiny-llama {options} --profile-prompts 1 --out {tmp_path}"
-    assert call(monkeypatch, *words.split()) == 0
-    assert "are answered exactly" in capsys.readouterr().out
-    table = (tmp_path / "retrieval.md").read_text()
-    assert table.count("rank correlation over depth of gain with") == 12
-    ds = probes.load_result(tmp_path / "retrieval.nc")
-    pair = np.exp(np.log(ds["sensitivity"].sel(part="pair").values).mean(0))
-    np.testing.assert_allclose(by_depth(ds, "pair")[0], pair)
-    assert f"{pair[0]:.3g} [" in table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html as markup
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -48,22 +47,6 @@ def test_the_page_needs_nothing_beside_it(html):
     assert set(addresses) <= {f"#{name}" for name in ids}
     assert not re.search(r"@import|url\((?!#)", html)
     assert len(html) < 3_000_000
-
-
-def test_answers_and_the_picture_stand_first_and_what_could_not_be_judged_last(html, page, collected):
-    assert len(page.sentences) == report.SENTENCES
-    places = [html.index("<h1>"), html.index("<img"), *(html.index(escape(one)) for one in page.sentences)]
-    places += [html.index(f'id="{section.name}"') for section in page.sections]
-    places += [html.index("holding: 1, not holding: 1, undecided: 0"), html.index("1 more could not be judged")]
-    assert places == sorted(places)
-    shown = {section.name for section in page.sections}
-    assert {kind for kind in collected if kind in report.ORDER} == shown
-    assert all(section.tables for section in page.sections)
-    assert all(section.figures for section in page.sections if section.name != report.PICTURED)
-    assert page.picture.startswith("data:")
-    assert page.sections[0].name == "leakage"
-    told = [claim.claim in markup.unescape(html) for claim in pages.claims()]
-    assert told == [claim.verdict in report.page.JUDGED for claim in pages.claims()]
 
 
 def test_names_and_texts_of_others_are_text(html):

@@ -14,7 +14,7 @@ import probes
 from probes.headlines import numbers
 from probes.measures.jacobian import MEASURE, misfit
 from probes.results.statistics import jackknifed, units
-from probes.results.ushape import NUMBERS, change, elasticities, profiles, shape, shape_of, shapes, typical
+from probes.results.ushape import NUMBERS, change, elasticities, profiles, shape, shapes, typical
 
 
 def made(length: int = 40, prompts: int = 12, documents: int = 6, unit=(2.0, 0.25), seed: int = 0) -> xr.Dataset:
@@ -45,19 +45,6 @@ def test_units_of_conditions_do_not_count():
     old = one.drop_vars("elasticity")
     np.testing.assert_array_equal(elasticities(old)["init"], old["sensitivity"].values[0])
     assert change(old) == {}
-
-
-def test_numbers_are_those_of_the_mean_profile():
-    values = elasticities(made())["init"]
-    curve = typical(values)
-    np.testing.assert_allclose(curve, np.prod(values, (0, 1)) ** (1 / (2 * values.shape[1])), rtol=1e-12)
-    found, known = shape(made(), "init"), shape_of(curve)
-    assert (found.trough, found.trough_fraction.value, found.arm) == known[5:]
-    unit, logs = units(made()), np.log(values).mean(0)
-    for name, one, value in zip(NUMBERS, found, known, strict=False):
-        log = jackknifed(lambda some, name=name: math.log(getattr(shape_of(np.exp(some.mean(0))), name)), logs, unit)
-        assert one[:3] == pytest.approx(tuple(map(math.exp, log[:3])))
-        assert one.low < one.value == pytest.approx(value)
 
 
 def test_python_and_the_command_give_the_same_numbers(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """How far a command is, and what it says of that, on a clock that the test sets."""
 
 import io
-import re
 import sys
 
 import pytest
@@ -36,11 +35,6 @@ def test_announced_units_add_up_and_a_measure_of_several_is_one_unit():
     Part(None, "sinks")("ape sinks", 1, 2)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def shown(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) -> str:
     """What is written to stderr while four units of 100 s go by."""
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -63,9 +57,3 @@ def test_in_a_pipe_a_line_now_and_then_says_how_far_it_is(monkeypatch):
     assert {seconds: console.duration(seconds) for seconds in texts} == texts
     monkeypatch.setattr(processes, "first", lambda: False)
     assert shown(monkeypatch, io.StringIO()) == ""
-
-
-def test_in_a_terminal_there_is_one_bar(monkeypatch):
-    text = shown(monkeypatch, Terminal())
-    *_, last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").strip().splitlines()
-    assert (last.split()[0], last.split()[-2]) == ("d", "100%")

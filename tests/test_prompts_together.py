@@ -42,6 +42,8 @@ MEASURES: dict[str, Callable[[View, int], Any]] = {
     "evictions and joint removal": lambda view, count: probes.sinks(
         view, tokens(count), keys=(0,), effect=0, evict=(0, 1), keep=(4,)
     ),
+    "leakage": lambda view, count: probes.leakage(view, tokens(count), lags=(1, 2), bootstrap=5, fresh=0),
+    "trajectory": lambda view, count: probes.trajectory(view, tokens(count), starts=4),
     **{f"losses, {name}": changed(name) for name in ("mean@1", "held-log-z", "random:keys")},
 }
 

@@ -13,7 +13,6 @@ import pages
 import pytest
 import xarray as xr
 from commands import call
-from kept import Stop
 
 from probes.errors import InputError
 from probes.report.measuring import KEY, QUICK_PROMPTS, measure
@@ -111,32 +110,12 @@ def test_quick_results_say_so_and_serve_no_full_report_but_full_ones_serve_a_qui
     assert load(file).sizes["prompt"] == 7
 
 
-@pytest.mark.slow
-def test_an_interrupted_report_goes_on(again, tmp_path):
-    def stop(label: str, done: float, total: float) -> None:
-        assert label == "ape: jacobian"
-        if done > 2 / 3 * total + 1e-9:
-            raise Stop
-
-    with pytest.raises(Stop):
-        again(tmp_path, "jacobian", advance=stop)
-    assert collect(tmp_path)["jacobian"] == {}
-    lines: list[str] = []
-    again(tmp_path, "jacobian", remark=lines.append)
-    assert any("going on with" in line and "2 of 3 are done" in line for line in lines)
-    assert set(collect(tmp_path)["jacobian"]) == {"ape"}
-    assert not list(tmp_path.rglob("unfinished"))
-
-
 def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, tmp_path):
     out, options = tmp_path / "report", ["--length", str(pages.LENGTH), "--text", str(checkpoints / "text.txt")]
     monkeypatch.setattr("probes.report.measuring.studies", lambda: tuple(pages.small("sinks", "trajectory")))
     assert call(monkeypatch, "report", str(checkpoints / "ape"), "--quick", "--out", str(out), *options) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "ape: sinks, trajectory"
     assert lines[1].startswith("Quick: few prompts")
-    assert any(line.startswith("Position 0 is a sink in") for line in lines)
-    assert "not measured" in lines[-2]
     assert lines[-1] == f"wrote {out / 'index.html'}, {out / 'claims.md'}"  # without profiles there is no picture
     html = (out / "index.html").read_text(encoding="utf-8")
     assert "--length 24" in html
@@ -151,5 +130,4 @@ def test_report_from_the_command_line(monkeypatch, capsys, checkpoints, tmp_path
     html = (out / "index.html").read_text(encoding="utf-8")
     section = html[html.index('<section id="toy-remarks">') : html.index('<section id="statements">')]
     assert section.count("<img") == 1
-    assert "Published statements" in section
     assert (out / "toy" / "remarks.md").is_file()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,12 +15,11 @@ import xarray as xr
 from bigram import bigram
 from measured import refused
 
-from probes.cli.console import print_report
 from probes.errors import InputError
 from probes.results import dataset as results
 from probes.results.dataset import combine, dataset, load, provenance, save
 from probes.results.folder import collect
-from probes.results.tables import Report, Table, interval, number, ranges
+from probes.results.tables import interval, number, ranges
 from probes.run.store import FOLDER
 
 TOKENS = torch.arange(6).reshape(2, 3)
@@ -210,18 +208,6 @@ def test_what_is_not_there_is_empty_and_what_cannot_be_is_refused(tmp_path):
     (tmp_path / "sinks/sinks.nc").write_bytes(b"torn")
     with pytest.raises(InputError, match="cannot be read"):
         collect(tmp_path)
-
-
-def test_a_report_is_printed_with_its_sentences_last(capsys):
-    described = "Mean norms, " + "and what they are, " * 20 + "end."
-    table = Table("Means", ("model", "mean"), [["ape", "1"]])
-    print_report(Report("Sizes", described, [replace(table, title="First"), table], ["ape: one"]))
-    lines = capsys.readouterr().out.splitlines()
-    at = [lines.index(line) for line in ("Sizes", "First:", "Means:", "ape: one")]
-    assert at == sorted(at)
-    assert (at[0], at[-1]) == (0, len(lines) - 1)
-    assert " ".join(lines[1 : at[1]]).split() == described.split()
-    assert max(map(len, lines)) <= 120
 
 
 def test_numbers_as_text():

@@ -254,10 +254,8 @@ def test_the_effect_of_a_head_that_copies_what_stands_at_0():
     assert (role(found), found.role_sure.item()) == ("reads", 1)  # of two prompts that do the same
     # All sink heads are this one, and what it would read elsewhere is nothing.
     close(found.joint_kl, [[found.effect.item()] * 2, [math.nan] * 2], 1e-5)
-    assert (found.group_heads.values.tolist(), found.loss_rises.item()) == (
-        [1, 0],
-        0,
-    )  # two prompts that lose differently
+    assert found.group_heads.values.tolist() == [1, 0]
+    assert found.loss_rises.item() == 0  # two prompts that lose differently
     assert sinks(known_model(sink_value=[0] * 4, text_value=[0] * 4), known_tokens(32), effect=0).group_heads[1] == 1
 
 

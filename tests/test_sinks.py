@@ -127,12 +127,8 @@ def test_a_share_that_the_rest_cancels_and_a_head_that_writes_nothing():
     assert np.isnan(silent.reads).all()
     (row,) = head_rows(silent)
     shown = dict(zip(COLUMNS, row, strict=True))
-    assert [shown[name] for name in ("role", "written", "own output", "value 0/rest")] == [
-        "ignores?",
-        "0.000",
-        "-",
-        "-",
-    ]
+    named = ("role", "written", "own output", "value 0/rest")
+    assert [shown[name] for name in named] == ["ignores?", "0.000", "-", "-"]
 
 
 # ------------------------------------------------------------------------------------------------------- reacting
@@ -171,7 +167,7 @@ def test_reactions_of_known_size():
 # ---------------------------------------------------------------------------------------------- what is shown and asked
 
 
-def test_the_table_of_heads_and_the_headlines():
+def test_the_headlines_and_the_answer():
     model = probes.load("tiny-llama")
     tokens = probes.prompts(model, n=4, length=32)
     ds = sinks(model, tokens, reacts="mean")
@@ -187,15 +183,6 @@ def test_the_table_of_heads_and_the_headlines():
     assert f"sink in {(mean > 0.3).sum()} of {mean.size} heads, most of all in block {block}, head {head} " in sentence
     assert "with uniform attention it would be in 0 " in sentence
     assert list(counts(ds).values()) == ds.has_role.sum(("layer", "head")).values.tolist()
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in head_rows(ds)]
-    assert [float(row["attends"]) for row in rows] == sorted(ds.attends.values.ravel().round(3), reverse=True)
-    for row in rows:
-        at = ds.sel(layer=int(row["block"]), head=int(row["head"]))
-        assert at.has_role.sel(role=row["role"].strip("?")) == 1
-        assert row["role"].endswith("?") == (at.role_sure == 0)
-        shown = {"own output": at.output_own, "reacts": at.reacts, "value 0/rest": at.value_norm[0] / at.value_norm[1]}
-        for name, value in shown.items():
-            assert float(row[name]) == pytest.approx(float(value), 0.01, 1e-3)
 
 
 @pytest.mark.parametrize(("name", "first"), [("tiny-llama", "auto"), ("tiny-llama", "none"), ("tiny-qwen2", "auto")])

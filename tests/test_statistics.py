@@ -80,11 +80,6 @@ def test_what_tells_nothing_has_no_interval():
     assert np.isnan(ends(np.ones((1, 2)))).all()
 
 
-def test_over_runs_is_students_t():
-    reach = 4.302653 / math.sqrt(3)
-    assert over_runs([1.0, 2.0, 3.0, np.nan]) == pytest.approx((2, 2 - reach, 2 + reach, 2), rel=1e-6)
-
-
 def test_holm_s_order():
     """The smallest p has to be at most 0.05 / 3, the next 0.05 / 2, the last 0.05; behind one that is not, none counts."""
 

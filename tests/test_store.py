@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import bad_input, no_file_larger_than
+from commands import bad_input
 from kept import Stop, listed, never, piece_files
 
 from probes.errors import InputError
@@ -122,15 +122,6 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     file.write_bytes(content[: len(content) // 2])
     with bad_input(f"'{file}' is damaged (File is not a zip file); remove it"):
         store.get("x")
-
-
-def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path):
-    with no_file_larger_than(5_000), bad_input("x-2.npz' (File too large); "):
-        Store(tmp_path).each("x", 9, lambda n: {"row": np.full(10 ** (n + 1), n)})
-    assert [file.name for file in piece_files(tmp_path)] == ["x-0.npz", "x-1.npz"]
-    assert len(listed(tmp_path)) == 3
-    again = Store(tmp_path).each("x", 9, lambda n: {"row": np.full(2, n)})
-    assert [len(piece["row"]) for piece in again] == [10, 100, *[2] * 7]
 
 
 def test_a_unit_is_measured_once_and_its_pieces_go(tmp_path):

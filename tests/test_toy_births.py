@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 from commands import bad_input
-from test_pretrain import interrupted, train
 from tiny_runs import TINY, ran
 
-from probes.errors import InputError
 from probes.measures.jacobian import jacobian
 from probes.models.load import fresh, load
 from probes.results.ushape import shape_of
@@ -69,12 +67,6 @@ def test_the_flat_kernel_is_flatter_by_theory_and_by_the_exact_jacobian():
     assert 32 * flat.v**2 == pytest.approx(0.36)
 
 
-def test_a_resumed_run_of_other_fresh_weights_is_refused(tmp_path):
-    interrupted(tmp_path / "model", told={"drawn": {"seed": 0}})
-    with pytest.raises(InputError, match="unfinished run with other seed"):
-        train(tmp_path / "model", save_every=10, told={"drawn": {"seed": 1}})
-
-
 @pytest.mark.slow
 def test_models_are_kept_and_used_by_later_calls_with_other_kinds(tmp_path_factory, tmp_path):
     first = ran("births", tmp_path_factory)
@@ -108,7 +100,6 @@ def test_what_is_measured_of_a_checkpoint_is_what_probes_measure_of_its_folder(t
     ends = births.with_ends(tiny.ds).sel(kind="flat-0.36", seed=0, step=4)
     assert [float(ends[name]) for name in births.SHOWN] == pytest.approx(shape[:4], rel=1e-5)
     report = json.loads((tiny.out / "births-runs/flat-0.36-0/training.json").read_text())
-    assert float(one["loss"].isel(step=-1)) == pytest.approx(
-        report["validation_loss"], rel=0.01
-    )  # but for last targets
+    # But for last targets.
+    assert float(one["loss"].isel(step=-1)) == pytest.approx(report["validation_loss"], rel=0.01)
     assert float(one["strength"]) == 0.36

@@ -163,21 +163,6 @@ def test_a_report_writes_tables_of_toys_by_present_rules(tiny, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("quick", "changes", "says"),
-    [
-        (1, {}, "Full run. CPU (Some), 2 min, torch 2.0."),  # with all that makes it quick changed back
-        (1, {"steps": 3}, "Quick run: steps 3 (full: 40). CPU"),
-        (0, {"targets": [1]}, "Part of the full run: targets 1 (full: 0, 3). CPU"),
-    ],
-)
-def test_a_caption_says_how_large_the_run_was(quick, changes, says):
-    full = {"steps": 40, "targets": [0, 3]}
-    attrs: dict[str, Any] = {"settings": json.dumps(full | changes), "published_settings": json.dumps(full)}
-    attrs |= {"hardware": "CPU (Some)", "torch": "2.0", "quick": quick, "seconds": 120.0}
-    assert says in extent(xr.Dataset(attrs=attrs))
-
-
-@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ("retrival", "there is no experiment 'retrival' (did you mean retrieval?); give one of"),
@@ -191,13 +176,3 @@ def test_bad_input_is_one_line_and_exit_code_2(tiny, monkeypatch, capfd, tmp_pat
     assert (out, len(err.strip().splitlines())) == ("", 1)
     assert says in err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command_prints_verdicts_and_files_and_is_in_the_result(tiny, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert call(monkeypatch, "toy", "tiny-one", "tiny-one", "--quick", "--device", "cpu", "--out", str(tmp_path)) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("tiny-one: 3 statements, 1 holds, 1 does not hold, 1 not measured") == 1  # named twice, run once
-    assert "does not hold: below 0" in shown
-    assert "tiny-one.nc" in shown
-    assert "headwater toy tiny-one" in load(tmp_path / "tiny-one.nc").attrs["command"]

@@ -6,7 +6,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from kept import interrupting
 from made_toys import MATCHED as SMALL
 
 from probes.models.view import Spec
@@ -76,21 +75,6 @@ def test_windows_keep_their_fraction_of_the_length(window, length, expected):
         assert plan.fresh["no causal mask"].window is None
 
 
-def test_what_does_not_match_is_said():
-    assert planned(strengths=Strength(1.0, 1.0, 1.0, 1.0)).notes == ()
-    odd = replace(SPEC, windows=(None, 8, None), prefix=4, positional=("rope", "none", "rope"))
-    notes = planned(odd, settings=replace(SMALL, deepest=2, longest=100)).notes
-    said = (
-        "window differ",
-        "prefix",
-        "positional encoding",
-        "torch's own strengths",
-        "2 of the model's 3",
-        "100 of 256",
-    )
-    assert [part in note for part, note in zip(said, notes, strict=True)] == [True] * 6
-
-
 def test_runs_are_seeds_by_positions_asked_for():
     length = SMALL.positions
     with_bos, without = ([cast(Copying, run.task) for run in planned(bos=bos).runs] for bos in (True, False))
@@ -125,16 +109,3 @@ def test_toys_are_fresh_and_trained_in_the_plan_s_order():
     assert (tokens[:, 0] == found[0].view.bos).all()
     assert int(tokens[:, 1:].max()) < 4
     assert torch.equal(tokens, found[5].prompts)
-
-
-def test_training_resumes_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("toy.train.TELL_SECONDS", -1.0)
-    monkeypatch.setattr("toy.train.SAVE_SECONDS", -1.0)
-    small = replace(SMALL, ablations=False, seeds=1)
-    maker, plan = Matching(small, "cpu"), planned(settings=small)
-    with pytest.raises(KeyboardInterrupt):
-        maker.toys(plan, tmp_path, interrupting(3))
-    told: list[tuple[float, float]] = []
-    maker.toys(plan, tmp_path, lambda *now: told.append(now))
-    assert told[0][0] > 0
-    assert told[-1] == (24.0, 24.0)

@@ -14,7 +14,6 @@ import torch
 from families import BLOCKS
 from measured import SOME, complete, drawn_tokens, refused, view
 from scipy.stats import t
-from sim import ONE, Launched, Simulated
 from torch import Tensor
 from torch.nn import functional
 
@@ -112,21 +111,6 @@ def test_cosines_are_those_of_every_pair(name):
             np.testing.assert_allclose([at.cosine, at.cosine_low, at.cosine_high], expected, atol=1e-12)
 
 
-def test_on_a_gpu_prompts_go_together_and_the_host_waits_once_a_batch():
-    def launched(blocks: int, prompts: int) -> Launched:
-        model = families.build(families.small("llama", num_hidden_layers=blocks))
-        loaded = probes.load(model, tokenizer=families.tokenizer(), device=str(ONE))
-        assert loaded.identity  # which reads the weights
-        with Launched() as counted:
-            trajectory(loaded, some_tokens(prompts), starts=4)
-        return counted
-
-    with Simulated():
-        _, few, many, deep = launched(1, 3), launched(1, 3), launched(1, 9), launched(3, 3)  # what a device can is kept
-    assert many.operations == few.operations
-    assert many.reads == few.reads == deep.reads
-
-
 def test_seed_decides_the_starts():
     model, tokens = view("llama"), some_tokens()
     found = [trajectory(model, tokens, starts=5, seed=seed) for seed in (0, 0, 1)]
@@ -153,24 +137,15 @@ def test_what_stands_first_is_told_and_without_bos_there_is_no_control():
     assert (found["first"].values.tolist(), found.place.values.tolist()) == (["text"], list(PLACES))
 
 
-def test_result_is_complete_and_its_table_and_answer_say_it(tmp_path):
+def test_result_is_complete_and_later_tokens_that_change_it_are_told(tmp_path):
     calls: list[tuple[float, float]] = []
     found = trajectory(view("mistral"), some_tokens(), starts=4, progress=lambda *call: calls.append(call))
     assert json.loads(found.attrs["options"]) == {"measurement": "trajectory", "starts": 4, "seed": 0}
     assert calls[-1] == (14, 14)  # two passes of each prompt and kind of first token, and two for the starts
     complete(found, tmp_path / "found.nc")
-    (table,) = rows({"ape": found})
-    assert [row[1:3] for row in table.rows] == [[f, str(n)] for f in ("bos", "text") for n in range(BLOCKS + 1)]
-    row = dict(zip(table.columns, table.rows[1], strict=True))
-    shown = {"|h_0|": found.norm_first[0, 1], "cosine": found.cosine[0, 1], "behind BOS": found.cosine[1, 1]}
-    for name, value in shown.items():
-        assert float(row[name]) == pytest.approx(float(value), abs=6e-4, rel=6e-3)
-    assert row["dimension"] == str(int(found.top_dimension[0, 1, 0]))
     assert "no later token changes it" in answer({"ape": found})[0]
     found["later_difference"][0, 1] = 0.25
-    (line,) = answer({"ape": found})
-    assert "later tokens change an entry by up to 0.25" in line
-    assert line.endswith(f"at the embeddings and {float(found.cosine[0, -1]):.3f} before the final norm.")
+    assert "later tokens change an entry by up to 0.25" in answer({"ape": found})[0]
 
 
 def test_bad_input_is_refused():
