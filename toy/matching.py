@@ -309,9 +309,8 @@ def _notes(spec: Spec, settings: Settings, length: int, strengths: Strength | No
 
 def _member(trained: Trained, sequences: int, device: torch.device) -> Member:
     run, task = trained.run, cast(Copying, trained.run.task)
-    read = (
-        task.draw(None, torch.Generator(device).manual_seed(TEST_SEED), 1).inputs[0].cpu()
-    )  # the same for all targets
+    # The same for all targets.
+    read = task.draw(None, torch.Generator(device).manual_seed(TEST_SEED), 1).inputs[0].cpu()
     unseen = torch.Generator(device).manual_seed(TEST_SEED + 1)
     drawn = task.draw(None, unseen, -(-sequences // task.batch))
     predicted, answers = logits([trained], drawn.inputs.flatten(0, 1).cpu())[0], task.answers(drawn).flatten().cpu()

@@ -104,9 +104,8 @@ def pretrain(
             if run.step % save_every == 0 and run.step < options.steps:
                 run.save()
         write_log(out, run.log)
-        model.eval().to(torch.bfloat16).to(
-            torch.float32
-        )  # what is shipped is measured, not the better weights in memory
+        # What is shipped is measured, not the better weights in memory.
+        model.eval().to(torch.bfloat16).to(torch.float32)
         report = {
             **run.identity,
             "parameters": sum(p.numel() for p in model.parameters()),

@@ -71,14 +71,9 @@ def _(rows: Rows) -> dict[str, Told]:
 
 
 PAIR, TENTHS = "in Qwen2-0.5B and GPT-2", "known within a tenth, at every place of the map without window"
+# On the map 1 stands for the weak U's threshold, which is nearer to the least end there than a place is known.
 for source, end, u, factor, least in (
-    (
-        chowdhury,
-        "",
-        "U-shape",
-        WEAK,
-        1.0,
-    ),  # the weak U's threshold is nearer to the map's least end than a place is known
+    (chowdhury, "", "U-shape", WEAK, 1.0),
     (ours, "-strong", "strong U-shape", STRONG, STRONG),
 ):
     both = BOTH.replace(f"{WEAK:g}", f"{factor:g}")

@@ -1,24 +1,16 @@
 """Position 0 as a closed system: under a causal mask it sees only itself.
 
-The stream at position 0 is a function of the first token and nothing else: later text cannot reach it. Its attention has
-one key and weight 1 on it, so that every block adds W_O W_V of its own stream and a feed-forward of that. `trajectory`
-checks the first (`later_difference`) and follows the stream through the blocks: how far its norm leaves those of other
-positions, in which dimensions (massive activations), and how quickly the paths of different tokens become
-one, so that position 0 looks the same to the blocks above whatever token stands there. "Layer" l is the stream that block
-l reads; the last one is what the final norm reads.
+The stream at position 0 is a function of the first token and nothing else. Its attention has one key and weight 1 on it, so
+that every block adds W_O W_V of its own stream and a feed-forward of that. What is followed through the blocks stands on the
+measure's page (`docs/probes/trajectory.md`).
 
-**Massive activations** ([Sun], arXiv 2402.17762, section 2): |h| above 100 and above 1,000 times the median |h| of the
-stream. The first number belongs to models of a few billion parameters; for tiny ones the count above 30 medians alone is
-given too. The median is over positions and dimensions of a prompt's stream at one layer, its mean over prompts.
+**Massive activations** ([Sun], arXiv 2402.17762, section 2): the median is over positions and dimensions of a prompt's
+stream at one layer, its mean over prompts.
 
-**Convergence**: tokens drawn without replacement from those of the prompts each stand alone at position 0, and the cosines
-of their streams are taken pair by pair at every layer. For models with a BOS the same tokens behind it, at position 1, are
-the control: blocks that move any token there are not what makes position 0 special. Pairs that share a token are not
-independent: `cosine_low` and `cosine_high` are the jackknife's 95 % interval of the mean over tokens, from 3 of them on.
+**Convergence**: tokens drawn without replacement from those of the prompts. Blocks that move any token behind BOS are not
+what makes position 0 special. Pairs that share a token are not independent: intervals are the jackknife's over tokens.
 
 Streams are read one layer at a time, as they pass, of one prompt or, on a GPU, of as many as go through it together.
-
-Source: science of the measurement, section 4, "Position 0 as a closed system".
 """
 
 from __future__ import annotations

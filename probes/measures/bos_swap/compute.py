@@ -1,50 +1,23 @@
 """Another embedding at position 0: what a model does without its first token.
 
-`swapped` is a view of the same weights in which position 0 holds a replacement before block 0 reads it, or from a later
-block on, or in its keys or values alone, or in part. `reweighed` takes key 0 away, or holds what it does to the denominators
-of attention. Each is a view like any other, and every measure runs on it unchanged. `bos_swap` runs several of them before
-and after; `probes.models.swap` has the names of what can be done.
-
-**Removed** is a difference, before less after: above 0 where the swap takes something away. A share of it,
-`1 - after / before`, is given where the whole interval of what it is a share of lies above 0, else it is undecided (NaN).
-
-The log form of leakage (`probes.leakage`) is V(X - M), X what the residual stream makes of a head's log-weights (through
-logits and denominators), M what the mask does. The residual component is V(X), the leakage that would be left if the mask
-made none: the median over heads, the constant sink taken out. [Ruscio] does not say what the 40 % is a share of. So
-`component_...` holds every definition that it may be read by (`DEFINITIONS`): V(X) as median and as mean, the constant
-sink taken out and left in; the *Shapley value* of the residual source, V(X) - C(X, M), which is negative where the stream
-works against the mask; what comes through logits or denominators alone; the total; and the sink itself: its rate, the
-weight on position 0, and how far the pattern over the other keys moves (total variation, a share as it is).
+`bos_swap` runs several measures on the model and on a view of it under each intervention (`probes.models.swap`). What is
+removed, by which definitions, what a sink is anchored to, and how to read it stand on the measure's page
+(`docs/probes/bos-swap.md`).
 
 **Intervals** (95 %) are paired. Of leakage they are percentiles of the bootstrap: each resample draws the prompts once,
 within each half, and takes the same ones before and after. All others are the jackknife's over documents, those of recall
 over couples of lists: each leaves the same ones out before and after.
 
-**Anchoring.** `sink_rate_kept` is the sink rate after over that before. A model is *place-anchored* if the lower bounds of
-what it keeps under `mean` and under `random` are above `PLACE`: whatever stands first becomes the sink. It is
-*token-anchored* if both upper bounds are below `TOKEN`; else *mixed*. Where the lower bound of the sink rate before is not
-above `LEAST_SINK` there is no sink to anchor.
-
-**Left out.** Under `without-0` no later query sees key 0. With rotary encoding, slopes or none this is the text without its
-first token, whose first token stands at position 1 now: logits depend on distances alone. With learned positions it is
-not: there every token would also move one place. The sink is then looked for at key 1. Of every replacement there are the
-sink rates of the first `FIRST_KEYS` keys, since a sink may move.
-
-**Loss.** `-log p` of the token at i + 1 read out at position i, in nats. At position 0 the model predicts from the
-replacement alone, so that means over positions begin at 1. Where the next token of some prompt is one that the model's head
-excludes (toys that predict labels only) there is no loss: NaN, left out of the prompt's mean over positions.
-
-**Behaviour.** `kl_of_model` is `KL(p_i || p'_i)` of the next token, p as the model is; `recall_...` are those of
-`probes.retrieval` on lists of `RECALLED` pairs, before and after.
+**Loss.** `-log p` of the token at i + 1 read out at position i, in nats. Where the next token of some prompt is one that
+the model's head excludes (toys that predict labels only) there is no loss: NaN, left out of a prompt's mean over positions.
 
 **What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held, logits and
 denominators are no longer those that mask and stream make. There leakage after the intervention is NaN.
 
 **Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
-sensitivity to the replacement, another point: under "zero" the norms divide by sqrt(eps) there, in block after block where
-there are no biases, and numbers of 1e13 are right. `profile_change` is over the positions from 1 on.
+sensitivity to the replacement, another point; `profile_change` is over the positions from 1 on.
 
-Sources: science of the measurement, section 4, "BOS swap"; [Ruscio], arXiv 2606.06160, removes 40 % at early queries.
+Source: [Ruscio], arXiv 2606.06160, removes 40 % at early queries.
 """
 
 from __future__ import annotations

@@ -269,7 +269,6 @@ MEASURE = Measure(
     answer=answer,
     tables=tables,
     chart=chart,
-    trials={
-        "decode": partial(decode, controls=2, recall=0, leakage=False)
-    },  # both are measured of a changed model in bos-swap
+    # Recall and leakage of a changed model are measured in bos-swap.
+    trials={"decode": partial(decode, controls=2, recall=0, leakage=False)},
 )

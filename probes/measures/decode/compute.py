@@ -1,37 +1,15 @@
-r"""Is what the residual stream knows of position used? Position read off it, and the same taken out of it.
+"""Is what the residual stream knows of position used? Position read off it, and the same taken out of it.
 
-**Reading.** Ridge regression of log(1 + i) on the stream at each layer (`ridge`), position 0 left out, for all positions and
-for each octave of them by itself (`octave`: "1-127"; "2-3", "4-7", ..., "64-127"; position 1 alone has no variance).
-Documents are held out: a reader fitted on the documents of one half is tried on those of the other, and vice versa. `r2` of
-a prompt is `1 - sum (z - z^)^2 / sum (z - mean z)^2` over the octave's positions, around their own mean, and that of the
-model its mean over prompts: 0 for a reader that knows the mean alone, below 0 for one that is misled; predictions end where
-log(1 + i) of the octave does. Layer l is the stream that block l reads, so that layer 0 are the embeddings; the last one is
-what the final norm reads. `r2_shuffled` is the null: positions in another order in every prompt, within the octave.
+Definitions stand on the measure's page (`docs/probes/decode.md`). Readers are those of `ridge`, erasures those of
+`probes.models.erase`. Layer l is the stream that block l reads, so that layer 0 are the embeddings; the last one is what the
+final norm reads.
 
-`r2_chosen` is that of one layer for each octave, chosen on documents that neither fitted nor judge: a half that is read has
-two parts, and on either part the layer with the highest mean R^2 on the other part is judged.
-
-**Erasing** (`probes.models.erase`): the span of the position means ("means"), a random subspace of as many dimensions
-("random", which is made to move the stream as far), the one direction that moves with log(1 + i) ("direction"), in front of
-one block or of all. What is erased is estimated on the documents of one half, and what that does
-is measured on those of the other:
-
-- `loss_change`, `kl`: next-token loss, and divergence from the model as it is; means over positions from 1 on, in nats.
-- `r2_last`: R^2 at the last layer by readers that are fitted anew, on the changed model: within the half that is measured,
-  on one part of its documents for the other. Readers of the untouched model ("none") are fitted on as few.
-- `residual`: V(X), the residual component of leakage without the constant sink (`probes.leakage`), mean over blocks and
-  heads; the mean of both halves, each on its own prompts.
-- `recall_log_p`, `recall_exact`: of the values of lists of key-value pairs (`probes.retrieval`).
-
-The control of "direction" are directions that other smooth functions of i give, cosines with the amplitudes of log(1 + i)
-and random phases, which take as much of the stream's variance ("cosines"): `control_loss_change` of each. `beyond` is what
-"direction" costs more than one of them: its change of loss less the controls' mean. Its half-width has two parts in
-quadrature, the jackknife's over documents and where one more control would lie (Student's t over K controls, `t s sqrt(1 +
-1/K)`).
-
-Intervals (95 %) are the jackknife's over documents, of recall over couples of lists, of V(X) percentiles of the bootstrap
-over documents. They hold what was fitted fixed: they say how the number would differ on other documents, not with other
-readers or subspaces. Changes are paired.
+Who fits and who judges. Documents are in two halves. `r2` of a half is by readers that the other one fitted. `r2_chosen` is
+that of one layer for each octave: the half that is read has two parts, and on either part the layer with the highest mean
+R^2 on the other part is judged. What is erased is estimated on one half and its outcomes are measured on the other. Readers
+behind an erasure (`r2_last`) are fitted anew within the half that is measured, on one part of its documents for the other;
+those of the untouched model ("none") on as few. `residual` is V(X) of `probes.leakage`, mean over blocks and heads, the mean
+of both halves, each on its own prompts.
 
 Sources: [Belrose], LEACE, arXiv 2306.03819; [Chi], arXiv 2305.13571, and [Kazemnejad], arXiv 2305.19466, for position in
 streams without encoding; the rest is ours.

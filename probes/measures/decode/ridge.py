@@ -8,17 +8,12 @@ which needs no more of the streams than their moments, the sum of (1, x, z)(1, x
 `STRENGTHS` times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted
 on either part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
-Each band of positions has a reader: all from 1 on, and the octaves, 2 to 3, 4 to 7 and so on (`bands_of`). An octave is few
-rows to fit d numbers to. So its reader is one of two, whichever has the smaller error between the two parts: its own, or
-that of all positions, scaled and moved to the octave (two numbers, fitted to what it predicts of the other part). Most
-of the variance of log(1 + i) over all positions lies in the first ones; R^2 within an octave compares what is left with the
-variance around the octave's own mean, so that a reader that knows the octave alone has 0.
+Each band of positions has a reader: all from 1 on, and the octaves (`bands_of`). That of an octave is its own, or that of
+all positions, scaled and moved to what it predicts of the other part, whichever has the smaller error between both parts.
 
 What is predicted beyond the band's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a
 single token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in
-the middle of SmolLM2-135M, 32 prompts of 128 tokens).
-
-Two more targets are the nulls: the same numbers in another order in every prompt, over all positions and within octaves.
+the middle of SmolLM2-135M, 32 prompts of 128 tokens). Two more targets are the nulls (`TARGETS`).
 """
 
 from __future__ import annotations
@@ -206,9 +201,8 @@ def _scaled(
     (weights, constants), d = found, found[0].shape[-1]
     sums = list[Tensor]()
     for (w, c), moments in zip(readers, parts, strict=True):  # each part by the reader that the other one made
-        u = torch.cat([c[:, :1, :, None], w[:, :1]], -1).expand(
-            -1, moments.shape[1], -1, -1
-        )  # [layer, band, target, 1 + d]
+        reader = torch.cat([c[:, :1, :, None], w[:, :1]], -1)
+        u = reader.expand(-1, moments.shape[1], -1, -1)  # [layer, band, target, 1 + d]
         read, n = moments[:, :, : 1 + d], moments[:, :, 0, 0, None]
         along = u @ read  # sums of predictions times every row [layer, band, target, row]
         p, z = along[..., 0], moments[:, :, 0, 1 + d :]

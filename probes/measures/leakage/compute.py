@@ -1,29 +1,16 @@
 """Absolute position in attention patterns, and where it comes from: the causal mask, the sink or the residual stream.
 
-A rotary pattern "should" depend on how far back a key stands, not on where the query stands. It does depend on it, in
-three ways. The **causal mask** gives a later query more keys to share its attention among. A **constant sink**, a logit of
-position 0 that is the same for all queries, loses its share as their number grows. The **residual stream** carries position:
-what blocks below wrote differs between early and late positions, and so do queries and keys. This file measures how much a
-head's attention depends on absolute position and splits it exactly into the three.
+Definition, nulls and how to read them stand on the measure's page (`docs/probes/leakage.md`); this is the derivation.
 
 Setting. Prompts n are windows cut at random offsets behind one first token, so that a token's identity says nothing
 about its position. `s_ij` are a head's scaled logits after rotation, soft-cap and slopes; `log Z_i` the log-sum-exp over the
 keys that query i sees; `A_ij = exp(s_ij - log Z_i)`. Queries i run over a band B, lags over a few small ones, keys i - lag
 are never position 0. `E` is the mean over prompts, `V` the variance over i in B, averaged over lags; `C` the covariance.
+**Leakage** of a head is V(l) of `l_i(lag) = E log A_{i,i-lag}`, in nat^2.
 
-**Leakage** of a head is V(l) of `l_i(lag) = E log A_{i,i-lag}`, in nat^2. Attention that depends on the lag alone has 0. Of
-a model it is told by the median and the quartiles over the heads of all blocks, since a few heads rule a mean of variances
-(in Qwen2.5-Coder-0.5B, queries 9-31, one of 336 heads makes 71 % of it).
-
-**Share of position**, without a unit. Of what a head's log-weights vary by at a fixed lag, over queries and prompts, the
-part that the query's place explains, mean over lags:
-
-    p = mean over lags of  V(l) at the lag / Var_{n,i} log A^n_{i,i-lag}
-
-The numerator is V as above, free of noise; the denominator pools the prompts of both halves and holds all there is (the
-square of its mean is the product of the halves' means, or few prompts would make it too large). 0: the
-text makes all that varies. 1: all prompts follow one trend, as uniform attention does under a causal mask. A head whose
-logits are scaled has another V(l), and a p that changes far less. Denominators are taken as 1e-9 nat^2 at least (rounding).
+**Share of position** is the mean over lags of V(l) at the lag / Var_{n,i} log A^n_{i,i-lag}. The numerator is free of noise;
+the denominator pools the prompts of both halves and holds all there is (the square of its mean is the product of the
+halves' means, or few prompts would make it too large). It is taken as 1e-9 nat^2 at least (rounding).
 
 **Three parties.** `l = X - C - M`, with the denominators of *Toeplitz-made* logits
 
@@ -34,27 +21,14 @@ means then depend on the lag alone, every prompt keeps its own deviations.
 - the **number of keys**, M_i = E log Z~_i. What is left in it is that a later query has more terms.
 - the **constant sink**, C_i: what log Z~_i gains where position 0 has, in the place of t(i), what its mean logit E s_i0
   would be without position in any stream: b t(i) + c, with c the mean of E s_i0 - b t(i) over the band and b = 0 (constant)
-  or 1 (Toeplitz like all others), whichever is nearer to it for the head. No stream need hold a position for this: logit 2
-  and otherwise uniform attention, queries 9-31, give V(C) = 0.008 nat^2.
+  or 1 (Toeplitz like all others), whichever is nearer to it for the head.
 - the **stream**, X = S - (E log Z - M - C) with `S_i(lag) = E s_{i,i-lag}`. Rotary logits of streams whose statistics do
   not depend on position are Toeplitz in the mean, so whatever is in X has come in through the residual stream: through the
-  logit itself, or through the denominator. V(X) alone is the *residual component*.
+  logit itself, or through the denominator. V(X) alone is the *residual component*; V(X - C) is `log_stream`.
 
-`parties` is the 3 x 3 matrix of their covariances, with the signs they have in l, so that its nine entries sum to V(l). They
-cancel: V(M) alone may be twice V(l), or more. A row's sum is the party's Shapley value of the variance. Of a model it is
-told twice: by the median over heads of each entry (`parties_of_heads`), which no head rules and which stands beside the
-median of V(l) and its null, but medians do not add up; and by the mean over heads (`parties_of_model`), whose entries sum
-to the mean of V(l) exactly. Each head's matrix divided by its total would be a share; it is not given, because totals lie
-near 0 where parties cancel, and noise divided by noise looks like a share.
-
-[Ruscio] has two sources; there the constant sink is the stream's, X - C, and its variance is `log_stream`.
 `log_form` are parts by place: `l = S - M - D`, D = E log Z - M, total = V(S) + V(M) + V(D) + covariance. `log_sink` is
-the variance of what position 0 adds to the denominator by its own logits.
-
-Learned sink logits (gpt-oss) are one more term of every denominator, the same for all queries: they stand in Z_i and Z~_i
-alike, leak as the number of keys beside them grows, and count as the mask's, with the number of keys.
-
-With M held at its mean over the band and C and X removed, l is `t(lag)` less a constant: V is 0 (`log_neither`, rounding).
+the variance of what position 0 adds to the denominator by its own logits. With M held at its mean over the band and C and X
+removed, l is `t(lag)` less a constant: V is 0 (`log_neither`, rounding). Learned sink logits stand in Z_i and Z~_i alike.
 
 Noise. Every V and C above is a covariance between two halves of the prompts (the mean of both orders), each half with its
 own E and its own t: sampling noise, which V of an estimated mean would count as leakage, cancels in expectation, and
@@ -62,31 +36,9 @@ values may come out slightly negative. `log_noise` is what the uncorrected varia
 Intervals: prompts are drawn again with replacement within each half. What a prompt adds to the means that shift all prompts
 (`E s_ij - t` inside `s~`) is taken along to first order, `sum_j E p~_ij (t^n - t - s^n_ij + E s_ij)` on its log Z~_i with
 p~ the Toeplitz-made pattern; without it intervals were three times too narrow where denominators rest on lags of few
-pairs. Quantiles over heads are taken in every resample. Noise spreads heads: where it is large the quartiles lie too far
-apart, by about as much as those of shuffled labels do.
-
-Assumptions. (1) Text statistics do not depend on position behind position 0: windows at random offsets. (2) The positional
-encoding itself gives logits that depend on the lag alone (RoPE, ALiBi, none): with learned absolute positions everything
-they do counts as residual stream, since that is where they are. (3) First-order: "made Toeplitz" acts on means. If the
-*spread* of logits depends on position, that part of M is the residual stream's second order.
-(4) Subtracting a half's own mean shrinks its deviations by (1 - 1/n): at 16 prompts a half, 3 % in standard deviation.
-(5) Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
+pairs. Subtracting a half's own mean shrinks its deviations by (1 - 1/n): at 16 prompts a half, 3 % in standard deviation.
+Percentiles of products of halves count the noise between the halves twice: where noise is all there is, intervals are
 wider than the scatter over other prompts, by up to sqrt(3).
-
-Leakage has three nulls, what patterns leak that have learnt nothing about position; each by the same quantiles over heads:
-
-- *uniform*: attention that weighs all visible keys alike, under the model's masks. Closed form. Its share of position is 1.
-- *fresh*: the model with fresh weights of the same configuration, on some of the same prompts. At usual deviations logits
-  are small at initialization and this is near the uniform one; where it is not, the architecture leaks by itself.
-- *shuffled*: the model as it is, one half's queries under each other's labels (97.5 % quantile): what the estimate shows
-  where nothing depends on the query.
-
-`below_null` is the share of heads that leak less than uniform attention does under their block's mask: their patterns depend
-on the query's place less than the mask alone would have them. `surely_...` count heads whose whole interval lies there, or
-above; blocks whose mask tells nothing in a band (a full window) are left out of both.
-
-The definition cannot tell whether a stream's positional content was itself made by the masks of blocks below. M is
-this block's own mask; in block 0 that is all there is, and deeper the residual stream carries on what masks began.
 
 Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.
 """

@@ -1,23 +1,10 @@
-r"""What a model can retrieve: key-value recall by depth.
+"""What a model can retrieve: key-value recall by depth.
 
-A context lists N pairs (`probes.data.recall`), and every pair is asked for behind it. Of the pair at depth k of context c:
+Variables and how to read them stand on the measure's page (`docs/probes/retrieval.md`). A context (`probes.data.recall`)
+runs once, on a GPU together with others. All questions and answers run behind its keys and values (`probes.models.behind`),
+each a row; views that cannot continue a context take a pass over the whole text for each question.
 
-- `log_p`: log of the probability of its value, summed over the value's tokens, each behind the right ones before it;
-- `exact`: whether each of these is the most probable token, so that a greedy reader says the value;
-- `control`: `log_p` of the same question behind another context of the same shape that lacks the key; `gain` is what the
-  pair adds, `log_p` - `control`.
-
-`numbers.shape` says whether recall is a U in depth, in the words of profiles (`results.ushape`): geometric means of the
-value's probability over contexts, the first pair and the last pair against the median of the middle half. A
-model that recalls everything says as little about depth as one that recalls nothing: choose `pairs`, `keys` and `digits` so
-that it recalls a part.
-
-**Cost.** A context runs once, on a GPU together with others. All questions and answers run behind its keys and values
-(`probes.models.behind`), each a row.
-The naive way, a pass over the whole text for each question, is what views do that cannot continue a context
-(`docs/probes/retrieval.md` has both costs).
-
-Source: ours; the task is that of [Liu+], arXiv 2307.03172; science of the measurement, section 11.
+Source: ours; the task is that of [Liu+], arXiv 2307.03172.
 """
 
 from __future__ import annotations

@@ -1,33 +1,17 @@
-r"""Why a pair is recalled or not: what a value's log odds depend on, measured beside recall in the same lists.
+"""Why a pair is recalled or not: what a value's log odds depend on, measured beside recall in the same lists.
 
-Of a context, and of the question for the pair at one of its depths, let v be the right value and w the others that are
-compared. What is differentiated is
-
-    odds = log p(v) - logsumexp_w log p(w),
-
-log p summed over a value's tokens, each behind the right ones before it; for values of one token this is
-`logit(v) - logsumexp_w logit(w)`. (The gradient of log p(v) itself vanishes as p goes to 1: success would predict itself.)
-One product gives the gradient g_j at every position j of the context. It is reported per *relative* change of the
-embeddings, in nat: |g_j| times the rms of the context's embeddings over positions from 1 on, the elasticity of section 8.
-Each variable has three parts: "pair", the root of the sum of squares over the tokens of the pair's line; "others", the mean
-of the same over the other lines; "position 0". (Where no first token is put first, position 0 is in the first line, too.)
-
-- `sensitivity`: of the odds; `sensitivity_control`: of the same odds behind the other context of the couple, which lacks the
-  key, at the same places.
-- `cut`: of the odds, with the weight A_i0 of every query i from 1 on held constant in every head: all paths but those
-  through attention to position 0. `through_first`: the norm of the difference of the two gradients. Norms do not add.
-- `norm`: answer-free. `||J_j||_F / |h|` times the same rms, h the last block's stream that the value's first token is
-  predicted from; from `PRODUCTS` random normal directions z, E |z^T J_j|^2 = ||J_j||_F^2.
+Variables stand on the measure's page (`docs/probes/retrieval.md`), "Mechanism". log p is summed over a value's tokens, each
+behind the right ones before it. One product gives the gradient at every position of the context, reported per *relative*
+change of the embeddings, in nat. Each variable has three parts: "pair", the root of the sum of squares over the tokens of
+the pair's line; "others", the mean of the same over the other lines; "position 0". (Where no first token is put first,
+position 0 is in the first line, too.) `norm` is from `PRODUCTS` random normal directions z, E |z^T J_j|^2 = ||J_j||_F^2.
 
 Holding A_i0. With r_i = logsumexp_{j>0} s_ij, the logit s_i0 becomes `stop(s_i0 - r_i) + r_i`. No weight changes, and
 A_i0 = sigmoid(s_i0 - r_i) has no derivative; it stays exact where A_i0 is 1 in float32.
 
-Profiles by depth, of every list or prompt by itself, root mean squares over the tokens of a pair's line: `norm_profile`, of
-`norm` behind the questions for all other pairs, all depths asked and a line's own question left out (`behind_lists`);
-`profile` and `profile_init`, of `probes.jacobian` (elasticity) at the question's place behind ordinary text of the same
-length, pretrained and with fresh weights.
+Profiles by depth are of every list or prompt by itself, root mean squares over the tokens of a pair's line.
 
-Sources: science of the measurement, sections 8 and 11; [Chowdhury] for the Jacobian norm.
+Source: ours; [Chowdhury] for the Jacobian norm.
 """
 
 from __future__ import annotations

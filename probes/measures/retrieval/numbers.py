@@ -1,24 +1,11 @@
 """What a result of `retrieval` says: whether recall is a U in depth, and what the mechanism tells of it.
 
-Intervals are the jackknife's over couples of contexts, each of which is the other's control. That of a share of exact
-answers lies between 0 and 1; where all answers are alike it is what so many couples leave open (Clopper and Pearson).
-
-Of the mechanism (`statements`; no intervals from fewer than `FEWEST` couples):
-
-- Rank correlation over depth of the mean gain (all contexts of a result) with a profile: the model's own behind ordinary
-  text, the one at initialization, the norm behind the lists themselves (each the geometric mean over its prompts or lists),
-  log distance alone (the logarithm of how far before the place of its prediction the value stands). Both curves are
-  resampled: couples are left out of gain and of the norm behind the same lists at once; prompts of ordinary text are
-  others, whose half-widths add in quadrature. Noise draws all of these towards 0.
-- An interval says how the number would differ with other lists. It does not say that two curves are related: smooth curves
-  of no relation correlate by 0.4. That is what the null of shifts is for (`curves.shift_null`: p, and the deviation of
-  the correlations under shifts). Where one of the two does not decide, nothing is decided.
-- AUC: of two traced questions at one depth, one answered exactly and one not, how often the pair's sensitivity is greater in
-  the first (ties count half; Mann and Whitney). Nothing is fitted, so that every context counts as held out.
-- Variance explained: 1 - (squared errors) / (those of the mean), all of couples that the fit of log p has not seen, by log
-  distance, and what adding the logarithm of the pair's sensitivity changes; once with norms in place of sensitivities.
-
-Source: ours; science of the measurement, section 11.
+What the numbers are stands on the measure's page (`docs/probes/retrieval.md`). Intervals are the jackknife's over couples of
+contexts, each of which is the other's control. That of a share of exact answers lies between 0 and 1; where all answers are
+alike it is what so many couples leave open (Clopper and Pearson). Of the mechanism there are none from fewer than `FEWEST`
+couples. In rank correlations couples are left out of gain and of the norm behind the same lists at once; prompts of ordinary
+text are others, whose half-widths add in quadrature. AUC counts ties half (Mann and Whitney). Variance explained is 1 -
+(squared errors) / (those of the mean), all of couples that the fit of log p has not seen.
 """
 
 from __future__ import annotations

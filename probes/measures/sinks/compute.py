@@ -1,41 +1,17 @@
 """Attention sinks, and the heads that read position 0.
 
+Definitions stand on the measure's page (`docs/probes/sinks.md`). `A_ij` is the weight of query i on key j <= i, T the
+prompt's length; [Gu] counts queries from 1.
+
+- Behind a sliding window, queries that have left a key behind count in alpha with weight 0; in `over_tau` only those count
+  that see the key. Under a prefix that every query sees, or a full mask, queries before k may see it, too: [Gu]'s sum stays
+  over the queries i >= k, so that alpha of one key means the same under every mask; `over_tau` counts all that see k.
+- `reacts` is the mean over prompts and the queries i >= 2 that see position 0 of `1/2 sum_{j >= 1} |A_ij - A'_ij|`. (Under a
+  causal mask query 1 has a single other key.)
+- Norms at position 0 and at the rest are of `|v_j|` and `|k_j|` (rotated; repeated for the heads that share it).
+
 Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the indicator with tau). What heads do with
-position 0, and the roles they get by it (`probes.measures.sinks.roles`), are ours. `A_ij` is the weight of query i on key j
-<= i, T the prompt's length; [Gu] counts queries from 1.
-
-Sinks, for any keys k, not only 0:
-
-- [Gu] `alpha_k = sum_{i >= k} A_ik / (T - k)` per prompt, block and head. It is the mean weight over all queries that the
-  mask lets see k; behind a sliding window those that have left k behind count with weight 0. The sink rate is the share of
-  (prompt, head) with `alpha_k > threshold` (eps; strict; 0.3), decided per prompt and averaged afterwards.
-- Uniform attention alone gives alpha_0 = H_T / T: 0.074 at T = 64 (the length of the published tables), 0.024 at 256, 0.0022
-  at 4,096. `uniform` is that number for the same T and each block's own window, to be read beside alpha.
-- [Wu] `over_tau`: the fraction of the queries that see k (mask and window) with `A_ik > tau` (0.2), mean over prompts.
-- Where heads have learned sink logits s (gpt-oss), these stand in every denominator, `A_ij = exp(s_ij) / (exp(s) +
-  sum_k exp(s_ik))`: rows sum to less than 1, and alpha, `reads` and all other numbers here are of such weights.
-  `sink_logit_share` is the mean over the queries i >= 1 of what is missing, `exp(s) / (exp(s) + sum_k exp(s_ik))`. `uniform`
-  is without it.
-- Under a prefix that every query sees, or a full mask, queries before k may see it, too. [Gu]'s sum stays as it stands, over
-  the queries i >= k, so that alpha of one key means the same under every mask; `over_tau` counts all that see k.
-
-Heads, for position 0, over the queries i >= 1 that see it (query 0, under a causal mask, sees nothing else). With
-o_i = sum_j A_ij v_j, and W_O the head's rows of the output projection, behind a norm on the branch where there is one
-(`probes.measures.sinks.roles`):
-
-- `attends`: the mean of `A_i0`. A sink in the sense of the weights.
-- `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: how large what the head takes from
-  position 0 is against all that it writes. A no-op sink (tiny v_0) attends without reading. It can exceed 1, where the rest
-  cancels what came from position 0. Early queries see few keys and count most: uniform attention over orthogonal values of
-  one size reads sqrt(sum (i+1)^-2 / sum (i+1)^-1) = 0.35 at T = 256 while it attends 0.02, so that reading says something
-  about a sink only together with attending.
-- `reacts`, on request: another embedding is put at position 0 (`probes.models.swap.swapped`), and the pattern becomes
-  A'. The mean over prompts and the queries i >= 2 that see position 0 of `1/2 sum_{j >= 1} |A_ij - A'_ij|` says how
-  much attention to the *other* keys has changed: by going to and from position 0, or among them. (Under a causal mask query
-  1 has a single other key.)
-- Norms at position 0 and at the rest of `|v_j|` and `|k_j|` (rotated; repeated for the heads that share it).
-- Sizes beside the stream, and the head's role: `probes.measures.sinks.roles`. `reads` is a share of the head's own output,
-  which tends to 1 wherever attention does, however little the head writes: the role asks for a size, too.
+position 0, and the roles they get by it (`probes.measures.sinks.roles`), are ours.
 """
 
 from __future__ import annotations

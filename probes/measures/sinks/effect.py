@@ -1,41 +1,16 @@
 """What a head's reading of position 0 does: the next token's distribution with exactly the term `A_i0 v_0 W_O` removed.
 
-Of one head, at all queries i >= 1 that see position 0, the rest of the block unchanged. What follows (the block's
-feed-forward and later blocks, their patterns included) runs on the changed stream. Query 0 keeps what it writes, which makes
-the stream at position 0 and does not read it. Compared with the model as it is, in nats:
+What is removed and what the numbers are stands on the measure's page (`docs/probes/sinks.md`): of one head (`effects`), of
+all heads of a group at once (`joint`), and of what caches lose (`evictions`).
 
-- `effect`: `KL(p_i || p'_i)` of the next token, mean over the queries i >= 1.
-- `loss_change`: change of `-log p` of the token that follows, mean over the queries i >= 1 but the last.
-
-One pass keeps a prompt's streams. Heads are a batch that runs through the blocks and grows: each head joins it with the
-stream that its block reads. The mean head costs half a pass, and next-token logits at every position.
+Of one head: one pass keeps a prompt's streams. Heads are a batch that runs through the blocks and grows: each head joins it
+with the stream that its block reads. The mean head costs half a pass, and next-token logits at every position.
 
 All of that in float32, on a GPU, too: in TF32 `loss_change` would be 1e-4 nats off (SmolLM2, TF32 imitated on a CPU), and
 effects of 1e-3 are looked at.
 
-All heads of a group at once (`joint`): the sink heads, which attend to position 0 with more than `ATTENDS` in the mean over
-prompts, and all the others. Two things are removed, in every block on the stream that it then reads:
-
-- "value": `A_i0 v_0`, the weights kept. What is left of a head sums to `1 - A_i0`.
-- "value and weight": key 0 is hidden, and the weights on the other keys are made to sum to 1.
-
-`joint_loss_change` and `joint_kl` are means over the positions i from 1 on but the last, of every prompt.
-
-What the sink is worth to a cache (`evictions`): next-token loss and KL divergence with the first s and last w keys alone.
-
-For every s and w, and both numberings of positions (`probes.models.evict`), against the model with all keys, in nats, means
-over the positions i from 1 on but the last:
-
-- `evict_loss_change`: change of `-log p` of the token at i + 1; `evict_loss_before` is the loss with all keys.
-- `evict_kl`: `KL(p_i || p'_i)` of the next token.
-- `evict_value_loss_change`, `evict_value_kl`, beside s = 1: the same cache, when it is full without the value of key 0. Its
-  key stays, so that weights are those of that cache, and the weight on it gives nothing.
-
-Positions whose cache has lost something, i >= s + w ("cut"), are kept apart from those before ("whole"), where both are 0
+Positions whose cache has lost something, i >= s + w ("cut"), are kept apart from those before ("whole"), where changes are 0
 but for rounding. Where no key is evicted, s + w >= T, nothing is run.
-
-Intervals (95 %) are jackknifed over documents. `loss_rises` says of which single heads the change of loss is above 0 at a
-level of 5 % over all that were tried [Holm]; a KL divergence is never below 0, and is not tested.
 
 Sources: [Xiao], arXiv 2309.17453 (caches); Holm, Scandinavian Journal of Statistics 6 (1979), 65.
 """

@@ -1,45 +1,20 @@
 """What heads do with position 0: the rules by which `probes.sinks` gives each head one of four roles.
 
 A head that attends to position 0 need not use what is there: the value may be tiny, and what the head writes almost nothing.
-Sizes are taken beside the residual stream `x_i` that the block of query i reads, over the queries i >= 1 that see position
-0, and averaged (root mean square) first over queries, then over prompts:
+Sizes, roles and thresholds stand on the measure's page (`docs/probes/sinks.md`). Sizes are taken beside the residual stream
+that the block of query i reads, over the queries i >= 1 that see position 0, and averaged (root mean square) first over
+queries, then over prompts; `reads` is the root of a ratio of sums over both. All are taken behind W_O and behind the norm on
+the branch's output where there is one (`probes.measures.sinks.sums`).
 
-- `written`: `|A_i0 v_0 W_O| / |x_i|`, what the head takes from position 0.
-- `output`: `|o_i W_O| / |x_i|`, all that it writes.
-- `written_median`: `written` over the median `output` of the block's heads.
-- `reads`: `sqrt(sum |A_i0 v_0 W_O|^2 / sum |o_i W_O|^2)`, sums over prompts and queries: the share of what it writes.
-- `output_own`: its whole output beside its own if it attended elsewhere. `e_i` is the head's output with position 0 hidden:
-  the same logits, the softmax over the other keys. The ratio of the sizes `|o_i W_O|` and `|e_i W_O|`, both root mean
-  squares over queries weighted by `A_i0`, so that what it does where it does not look at position 0 does not count. It is 1
-  - A_i0 where v_0 = 0, 1 where the head does not attend to position 0, and known where A_i0 is 1.000, since `e_i` is
-  attended anew and not found by dividing by `1 - A_i0`.
-- `reacts_output`, where another embedding was put at position 0: the change of `o_i W_O` beside `|x_i|`.
+`output_own` is 1 - A_i0 where v_0 = 0, 1 where the head does not attend to position 0, and known where A_i0 is 1.000, since
+the output with position 0 hidden is attended anew and not found by dividing by `1 - A_i0`.
 
-All are taken behind W_O and, where a norm follows on the branch's output (Gemma 2 and 3, OLMo 2 and 3), behind that norm,
-linearized at the token (`probes.measures.sinks.sums`): p stands for `J_i p`, J_i the norm's whole derivative at the branch's
-output a_i. So does the Jacobian take it. The norm's factor alone, held (`g p / r_i`), would keep what p has along a_i, which
-the norm takes out again. Against what exactly the stream loses when p is taken from a_i, in Gemma 3 270M for what each of 72
-heads takes from position 0: the derivative gives 0.92 of it in the median (0.81 to 1.08 in 80 % of heads), the held factor
-1.01 (0.54 to 2.72, at most 11). Of whole outputs, which are no small part of a_i, it gives 0.74 (0.63 to 0.88). What all
-heads write adds up to nothing by it: a branch of one head has no size.
-
-Roles, of which each head has the first that fits; the thresholds are ours:
-
-1. *reads*: `reads` > 0.3 and `written_median` >= 1. What it takes from position 0 is a large share of what it writes, and as
-   large as what a usual head of its block writes. The second half keeps out heads that write next to nothing.
-2. *parks*: attends > 0.3 and `output_own` < 0.3. It looks at position 0 and writes next to nothing: dormant, a no-op.
-3. *reacts*: `reacts` > 0.1 or `reacts_output` > 0.1. Its pattern or its output follows what stands at position 0.
-4. *ignores*: none of these. It may attend (`attends` says so), but what it takes is small beside the stream.
-
-Intervals (95 %) are jackknifed over documents, where they are given, else over prompts. A role is *sure* where no interval
-that it was decided by contains its threshold: all rules before it surely fail, and its own surely holds. With a single
-document or prompt nothing is sure.
-
-How many heads have a role, `role_share`, has an interval by resampling the documents and giving roles anew.
+Each head has the first role that fits; the thresholds are ours. The second half of *reads*, a size, keeps out heads that
+write next to nothing. Intervals (95 %) are jackknifed over documents, where they are given, else over prompts. A role is
+*sure* where no interval that it was decided by contains its threshold: all rules before it surely fail, and its own surely
+holds. With a single document or prompt nothing is sure.
 
 What a role does not say is whether the model needs it: that is the effect, `probes.measures.sinks.effect`.
-
-Source: science of the measurement, section 9, "Roles of heads at the sink".
 """
 
 from __future__ import annotations
@@ -61,9 +36,8 @@ REACTS = 0.1  # a tenth of a query's attention moves, while nothing but position
 LARGE = 0.1  # of the stream's size: what follows another embedding at position 0
 SMALL = 0.3  # of the size of a head's own output if it attended elsewhere
 SHARE = 0.3  # of a head's own output, in size: what comes from position 0
-AS_LARGE = (
-    1 - 1e-6
-)  # of the block's median head output, but for rounding, which alone parts the two where one head writes
+# Of the block's median head output, but for rounding, which alone parts the two where one head writes.
+AS_LARGE = 1 - 1e-6
 ABOVE, BELOW = 1, -1  # the side of a threshold where a rule holds
 # By role, whether all its conditions have to hold or one, and by variable the threshold and its side.
 RULES: Mapping[str, tuple[Any, Mapping[str, tuple[float, int]]]] = {

@@ -43,10 +43,8 @@ CAPS: Mapping[str, Mapping[str, float]] = MappingProxyType(
     }
 )
 GEMMA2_WINDOW = 4096
-BLOCKS_27B = {
-    "gemma2": 46,
-    "gemma3": 62,
-}  # the one with so many has logits scaled by its width per head, not the head's
+# The one with so many has logits scaled by its width per head, not the head's.
+BLOCKS_27B = {"gemma2": 46, "gemma3": 62}
 PERIOD, LOCAL = "attention.sliding_window_pattern", "rope.freq_base_swa"  # Gemma 3's alone
 GEMMA3_PERIOD, GEMMA3_LOCAL = 6, 10_000.0  # every sixth block is full; the rotary base in the others
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")  # llama also of Mistral: a window makes it one
