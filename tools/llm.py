@@ -41,7 +41,7 @@ from probes.results.tables import Report, write_report
 SMOLLM2, QWEN, GEMMA = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "gemma3-270m"
 OUT, WORK = Path("reports/llm"), Path("runs/llm")
 CHAT = WORK / "chat.json"  # a passage of each bundled document, as a user's question
-MOST = 40  # rows of a section of the table
+MOST = 75  # rows of a section of the table
 PASSAGE = slice(2000, 3500)  # characters
 CAPITALS = "The capital of France is Paris. The capital of Germany is Berlin. The capital of Italy is"
 NAMES = "When Mary and John went to the store, John gave the book to Mary. Then Mary thanked"
