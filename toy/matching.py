@@ -1,16 +1,7 @@
 """Toys that match a model: the same structure and strengths in small, fresh and trained.
 
-A toy of a model keeps what the model's sense of position can come from and shrinks the rest:
-
-- kept: depth, heads and their groups of keys and values, mask, window, kind of positional encoding with RoPE's base and
-  scaling, residual stream, kind of norms, and how strongly fresh blocks write to the stream and look at it
-  (`strength`);
-- small: width and feed-forwards, which are plain; of trained toys vocabulary, positions and, of deep models, depth.
-
-Fresh toys read the model's own prompts at its own depth and length. Trained ones read short sequences of a task, retrieval
-[Liu-7], one toy for each position that is asked for. It asks for all positions alike: what the toys then prefer together is
-not in their data. Each *variant* of a fresh toy lacks one ingredient: the residual stream, the causal mask, the positional
-encoding, the sliding window.
+What is kept and what is small stands in `docs/probes/match.md`, "Match". Each *variant* of a fresh toy lacks one ingredient:
+the residual stream, the causal mask, the positional encoding, the sliding window.
 
 A window of w positions reaches `blocks (w - 1)` back; it is scaled so that it reaches the same fraction of the toy's
 length as the model's does of the length that the model is measured at.

@@ -1,25 +1,18 @@
 """What the residual stream knows of position, erased: a view in which a block reads the stream without a subspace of it.
 
-`x -> x - write (read (x - mean))` at every position but 0, with `mean` the stream's mean over these positions:
+`x -> x - write (read (x - mean))` at every position but 0, with `mean` the stream's mean over these positions. What each
+erasure is for stands in `docs/probes/decode.md`.
 
-- "means": an orthogonal projection, of the span of the means of the stream by position, around their mean. Means of few
-  prompts are noise, too, whose leading directions are those of the tokens' own variance; what erases these erases text.
-  So the span is estimated where that noise is alike in all directions, on the whitened stream, and from the covariance of
-  the means over positions between the two halves of the reference: noise has no part in its expectation, and makes
-  eigenvalues of either sign. Leading directions are taken that hold `SHARE` of its trace, at most `rank` of them, and
+- "means": an orthogonal projection. Means of few prompts are noise, too, whose leading directions are those of the tokens'
+  own variance. So the span is estimated where that noise is alike in all directions, on the whitened stream, and from the
+  covariance of the means over positions between the two halves of the reference: noise has no part in its expectation, and
+  makes eigenvalues of either sign. Leading directions are taken that hold `SHARE` of its trace, at most `rank` of them, and
   only those whose eigenvalue is above `NOISE` times the size of the most negative one. There may be none.
-- "random": the same with a random subspace of as many dimensions, the control of "means".
 - "direction": least-squares concept erasure [Belrose]: `x - W^+ P W (x - mean)`, with W the whitening of the stream and P
   the projection onto the whitened covariance with log(1 + i). That covariance, c, is one vector here, so that with S the
-  stream's covariance the change is `c (c^T S^+ (x - mean)) / (c^T S^+ c)`: of all affine maps behind which no linear reader
-  of the reference finds log(1 + i), the one that moves the stream least.
-- "cosines": the control of "direction": what the same estimate gives of another function of i that is as smooth, cosines
-  with the amplitudes of log(1 + i) (its type-II cosine transform over the positions) and random phases, the same at all
-  blocks, less what log(1 + i) explains of it.
-
-Controls are matched in size: "random" and "cosines" take as much of the stream's variance out of a block as "means" and
-"direction" do there. For that what they find is taken `scale` times, which is erasing where that is 1, and beyond it a
-change of the same size along the same direction.
+  stream's covariance the change is `c (c^T S^+ (x - mean)) / (c^T S^+ c)`.
+- "random" and "cosines" are their controls, the latter with one function of i at all blocks. They are matched in size: they
+  take as much of the stream's variance out of a block, for which what they find is taken `scale` times.
 
 Everything is estimated on `reference`, under the changes that a view has already. Where several blocks are
 changed, the stream that a block reads has passed the changes of those before it, in the estimates as in the view.

@@ -1,15 +1,9 @@
 """Attention with a key-value cache that keeps the first and the last keys alone, as a view that probes can be run on.
 
-[Xiao], StreamingLLM: a cache of `first + last` keys, the query's own among the last. Query i sees the keys j < `first` and
-j > i - `last`; all blocks run on the streams that this leaves, as a decoder with that cache would compute them. A cache has
-lost something from i = first + last on.
-
-Two numberings of positions. By the text, distances stay those of the text, and a mask is all that changes. By the cache, as
-StreamingLLM has it, the cached keys are numbered from 0 on, and the query is the last of them: at a full cache it stands at
-first + last - 1. Distances to the last keys are the text's, so that only logits of the first keys change: the query is
-rotated anew, to that position. Rotations belong to a pass, which is why the angles are read from one.
-
-What key 0 is kept for, its weight or its value, is told by a cache that has lost its value alone (`value_0`).
+[Xiao], StreamingLLM: query i sees the keys j < `first` and j > i - `last`; all blocks run on the streams that this leaves. A
+cache has lost something from i = first + last on. Where positions are counted by the cache, distances to the last keys are
+the text's, so that only logits of the first keys change: the query is rotated anew, to first + last - 1 at a full cache.
+Rotations belong to a pass, which is why the angles are read from one. `value_0`: whether the value of key 0 is kept.
 
 Source: [Xiao], arXiv 2309.17453, section 3.2.
 """

@@ -1,27 +1,11 @@
 """Does the U of initialization cause the trained profile? Language models of 1 M parameters from several initializations.
 
-[Chowdhury] finds the U in fresh weights and leaves open whether it is why trained models have one. Here the bundled models'
-recipe (`toy.pretrain`) is trained from fresh weights that differ in their profile alone: the text, its order and all
-options are the same, and only the draw of the weights differs between seeds. A kind "PROFILE-STRENGTH" of initialization
-has the strength d sigma^2, sigma the deviation of every matrix but those that the profile singles out:
+[Chowdhury] finds the U in fresh weights and leaves open whether it is why trained models have one. What is trained, from
+which initializations, and how to read slopes stands in `docs/probes/match.md`, "Births".
 
-- `uniform`: none. The strength changes both ends of the profile, and with them the size of logits and of the stream.
-- `branches`: output and down projections divided by sqrt(2L), as GPT-2 has them: the last position stands out further.
-- `flat`: as flat a profile as theory finds. `flattest` scales kinds of matrices by powers of two and takes what gives the
-  second-moment kernel with its score path the least spread over positions. The configuration-only kernel has no score path,
-  so that fresh weights are drawn and their patterns measured; no derivative is taken.
-
-At each checkpoint: the elasticity profile with its primacy and recency (science of the measurement, section 8), loss on
-text held out and the sink rate of position 0. The unit is the run.
-
-Ends of trained profiles are regressed on those at initialization, by least squares of logarithms. Runs of one kind start
-from nearly the same profile: a slope is told from what is between kinds, and with few kinds a covariate can stand for it. So
-statements name the slope's variance inflation, 1 / (1 - R^2) of the initial profile on the covariates, and the table has
-slopes over the means of kinds, whose intervals hold for other kinds of initialization. Only branches-* and flat-* tell the
-profile apart from sigma.
-
-Models are kept in `births-runs` beside the result, one folder each, which every probe can load. Calls with other kinds or
-seeds use what is there; two processes may train different ones at the same time.
+`flattest` finds the flat profile: it scales kinds of matrices by powers of two and takes what gives the second-moment kernel
+with its score path the least spread over positions. The configuration-only kernel has no score path, so that fresh weights
+are drawn and their patterns measured; no derivative is taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One text, token by token: how strongly the next-token prediction depends on each of them, and on their content.
 
-What is measured (`of`). A model's prediction is a distribution p over the next token, and the natural measure of a change
-in it is the Kullback-Leibler divergence. A step dx_j of the input of block 0 at position j changes p by
+What is measured (`of`). A step dx_j of the input of block 0 at position j changes the next-token distribution p by
 KL = dx_j^T J_j^T F J_j dx_j / 2 to leading order, with J_j = d logits / dx_j and F = diag(p) - p p^T (Fisher's information).
 The default, "prediction", is therefore
 
@@ -13,23 +12,13 @@ unlikely tokens as much as likely ones, and counts shifts of all logits together
 single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any id) is one product, exact, and blind
 to what moves probability between the others. All go through `probes.jacobian`, by a view whose unembedding is the readout.
 
-What it is divided by (`baseline`). A token's sensitivity has three causes: the architecture favours some positions,
-training favours others, and the content matters.
+What it is divided by (`baseline`). Where blocks cannot be taken apart, fresh models are measured instead of "init"'s theory.
+"text" is smoothed over neighbours in logarithms, but for both ends; what is left is content alone. "kernel" divides out
+where heads look, which is most of what content does (on the bundled models what is left has a quarter of the spread); what
+is left is how well directions line up.
 
-- "init": the architecture's bias. The second-moment kernel (`probes.theory`) on fresh weights of the same configuration,
-  on this very text, geometric mean over seeds; where blocks cannot be taken apart, the fresh models are measured instead.
-  What is left is what training has made of it, for position and content alike.
-- "text": architecture and learned position. The model's own mean profile over other texts (geometric mean over windows of
-  bundled text, smoothed over neighbours in logarithms, but for both ends). What is left is content alone.
-- "kernel": the random-matrix baseline of the trained weights, with this text's own attention patterns in it. It divides out
-  where heads look, which is most of what content does (on the bundled models what is left has a quarter of the spread);
-  what is left is how well directions line up.
-- "none": nothing.
-
-ratio_j = sensitivity_j / baseline_j, scaled to geometric mean 1 over the positions that are neither sink nor recency. The
-sink part is position 0. The recency part is read off the baseline alone, so that content has no influence (the measured
-profile under "none"): the last position, and those right before it
-for as long as the baseline stands out (`probes.results.ushape.parts_of`).
+The recency part is read off the baseline alone, so that content has no influence (the measured profile under "none"): the
+last position, and those right before it for as long as the baseline stands out (`probes.results.ushape.parts_of`).
 """
 
 from __future__ import annotations
