@@ -188,8 +188,8 @@ class Panel:
 def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: str) -> Figure:
     """A figure of at most four panels in two columns: of one model all quantities, of several the first ones.
 
-    Two models have two quantities, three or four have one; of more, the first four are drawn, and the title says so. An odd
-    number of quantities of one model stand below each other.
+    Two models have two quantities; three, side by side, and four have one; of more, the first four are drawn, and the title
+    says so. An odd number of quantities of one model stand below each other.
 
     Args:
         results: by the model's name.
@@ -199,11 +199,12 @@ def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: st
     shown = list(results.items())[:MOST_PANELS]
     alone, rows = len(shown) == 1, rows[: MOST_PANELS // len(shown)]
     drawn = [(panel, name, ds) for panel in rows for name, ds in shown]
-    across = 1 if alone and len(rows) % 2 else 2
+    across = 3 if len(shown) == 3 else 1 if alone and len(rows) % 2 else 2
+    width = WIDTH if across < 3 else 1.4 * WIDTH
     heights = [max(panel.height for panel, _, _ in drawn[n : n + across]) for n in range(0, len(drawn), across)]
     first: dict[str, Axes] = {}
     with matplotlib.rc_context(STYLE):
-        figure = blank((WIDTH, sum(heights) + 0.3), caption)
+        figure = blank((width, sum(heights) + 0.3), caption)
         grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
         for n, (panel, name, ds) in enumerate(drawn):
             share = first.get(panel.label) if panel.share else None
@@ -213,7 +214,7 @@ def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: st
             if alone or n % across == 0:
                 cell.set_ylabel(wrapped(panel.label, 0.75 * panel.height, TEXT))
             if panel is rows[0] and not alone:
-                cell.set_title(wrapped(name, WIDTH / 2 - 1.5, TEXT))
+                cell.set_title(wrapped(name, width / across - 1.5, TEXT))
         if alone:
             figure.suptitle(wrapped(shown[0][0], WIDTH - 0.4, TITLE))
         elif len(results) > len(shown):
