@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -211,10 +211,10 @@ class LinearizedBlock:
         self.post_mlp, made = normalized(parts.post_mlp_norm, self.feed_forward.output)
         self.output = middle + made
 
-    def gives(self, after: Tensor) -> bool:
+    def gives(self, after: Tensor) -> Bool[Tensor, ""]:
         """Is `after`, the stream that the model itself had after this block, what came out here, rounding aside?"""
         difference, size = apart(self.output, after)
-        return bool(difference <= OUTPUT_TOLERANCE[after.dtype] * size)
+        return difference <= OUTPUT_TOLERANCE[after.dtype] * size
 
     @property
     def query(self) -> Float[Tensor, "batch head position c"]:

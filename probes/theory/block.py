@@ -9,7 +9,7 @@ weights are drawn from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..models.feedforward import value_and_slope
 from ..models.linear import LinearizedBlock, Normalized, softmax
 from ..models.view import Attention, Birth, sees
-from ..run.memory import shares
+from ..run.memory import block_numbers, own_memory, share_of, shares
 from ..run.precision import double, precise
 from .score_path import ScorePath
 
@@ -122,23 +122,25 @@ class MeasuredBlock:
         exact, groups = double(out), self.heads // self.kv
         inner = exact.mT @ exact  # [H, c, c]
         values = double(v @ v.mT).repeat_interleave(groups, 0)
-        strengths = ((inner * values).sum((-1, -2)) / self.width).tolist()  # ||W_O,h W_V,h||_F^2 / d
+        strengths = ((inner * values).sum((-1, -2)) / self.width).to(gram)  # ||W_O,h W_V,h||_F^2 / d
         if self.attention == "uniform" and block.parts.slopes is None and block.parts.sink is None:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
-            pattern, _ = self._pattern(0)
+            ((pattern,), _) = self._patterns(slice(0, 1))
             return self._through(block.stream_norm, strength * (pattern.T @ gram @ pattern))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
         path, metric = None, value
         if self.score_path:
             path = ScorePath(block, out, inner, _direction(above.to(self.dtype)), gram.diagonal(), radial)
-        for head, strength in enumerate(strengths):
-            pattern, slope = self._pattern(head)
-            value.addmm_(pattern.T, gram @ pattern, alpha=strength)
+        for heads in self._some_heads():
+            pattern, slope = self._patterns(heads)
+            passed = (gram @ pattern).mul_(strengths[heads, None, None])
+            value.addmm_(pattern.flatten(0, 1).T, passed.flatten(0, 1))
             if path is not None:
-                metric = metric if head % groups else path.metric(head // groups)
-                score += path.through(head, pattern if slope is None else pattern.mul_(slope), metric)
+                own = self._keys_of(heads)
+                metric = metric if heads.start % groups else path.metric(own)
+                score += path.through(heads, own, pattern if slope is None else pattern.mul_(slope), metric)
         value = self._through(block.stream_norm, value)
         if path is not None:
             if not block.stream_norm.absent:
@@ -146,24 +148,39 @@ class MeasuredBlock:
             value.diagonal().add_(score, alpha=1 / self.width)
         return value
 
-    def _pattern(self, head: int) -> tuple[Float[Tensor, "query key"], Tensor | None]:
-        """One head's pattern, and the slope of its soft-cap if there is one."""
+    def _some_heads(self) -> Iterator[slice]:
+        """Heads that are worked on together: on a processor one; else all for which there is room, by their key heads."""
+        device, length, at_once = self.after.device, len(self.after), 1
+        if own_memory(device) is not None:
+            each = length * (length + self.score_path * self.head_dim**2)
+            at_once = max(
+                1, share_of(block_numbers(device) // each) // (self.heads // self.kv) * (self.heads // self.kv)
+            )
+        for start in range(0, self.heads, at_once):
+            yield slice(start, min(start + at_once, self.heads))
+
+    def _keys_of(self, heads: slice) -> slice:
+        """The key heads that these read."""
+        groups = self.heads // self.kv
+        return slice(heads.start // groups, (heads.stop - 1) // groups + 1)
+
+    def _patterns(self, heads: slice) -> tuple[Float[Tensor, "h query key"], Tensor | None]:
+        """Heads' patterns, and the slopes of their soft-caps if there are any; one head, or all that read some key heads."""
         block, parts, length = self.block, self.block.parts, len(self.after)
-        rates = None if parts.slopes is None else parts.slopes[head : head + 1].to(self.dtype)
-        sink = None if parts.sink is None else parts.sink[head : head + 1].to(self.dtype)
+        rates, sink = (None if x is None else x[heads].to(self.dtype) for x in (parts.slopes, parts.sink))
         if self.attention == "uniform":
             device = self.after.device  # of ALiBi's slopes; without them, patterns are in float64
             at = precise(device) if rates is None else device
-            return contentless_patterns(length, parts.window, rates, sink, at)[0].to(device, self.dtype), None
-        own = head // (self.heads // self.kv)
-        query, key = (x[:, None].to(self.dtype) for x in (block.query[:, head], block.key[:, own]))
+            return contentless_patterns(length, parts.window, rates, sink, at).to(device, self.dtype), None
+        query, key = (x.to(self.dtype) for x in (block.query[:, heads], block.key[:, self._keys_of(heads)]))
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
         # The scale is the query's.
         attention = Attention(query, key, key, 1.0, parts.softcap, parts.window, rates, sink=sink)
-        pattern = query.new_zeros(length, length)
+        pattern = query.new_zeros(query.shape[1], length, length)
         slope = None if parts.softcap is None else torch.ones_like(pattern)
         for rows in shares(length):
-            (logits,), (log_z,) = (x[0] for x in attention.weighed(rows.start, rows.stop))
-            seen = rows, slice(attention.first_key(rows.start), rows.stop)
+            logits, log_z = (x[0] for x in attention.weighed(rows.start, rows.stop))
+            seen = slice(None), rows, slice(attention.first_key(rows.start), rows.stop)
             pattern[seen] = (logits - log_z).exp()
             if slope is not None and parts.softcap is not None:
                 slope[seen] -= (logits.clamp_min(-parts.softcap) / parts.softcap) ** 2

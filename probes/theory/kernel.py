@@ -200,16 +200,20 @@ def second_moment(
         top = trace.residual[-1][0]
         dtype = torch.promote_types(top.dtype, torch.float32)
         moments = Moments.at_readout(readout_rows(model, top[-1], readout).to(dtype), top.to(dtype))
-        found: dict[int, Tensor] = {}
+        found, given = dict[int, Tensor](), list[Tensor]()
         for layer in reversed(sources):
             block = LinearizedBlock(parts_of(layer), trace.residual[layer], trace.rotary[layer])
-            if not block.gives(trace.residual[layer + 1]):
-                raise InputError(
-                    f"block {layer} of '{model.identity.name}' does not do what its parts say; the theory needs its parts"
-                )
+            given.append(block.gives(trace.residual[layer + 1]))
             moments = MeasuredBlock(block, trace.residual[layer + 1][0], attention, score_path).down(moments)
             found[layer] = moments.gram.diagonal().clamp_min(0).sqrt()
             report()
+        wrong = [
+            layer for layer, right in zip(reversed(sources), torch.stack(given).tolist(), strict=True) if not right
+        ]
+        if wrong:
+            raise InputError(
+                f"block {wrong[0]} of '{model.identity.name}' does not do what its parts say; the theory needs its parts"
+            )
         profile = torch.stack([found[layer] for layer in layers]).cpu()
         return {"profile": (profile.float() if profile.dtype == torch.bfloat16 else profile).numpy()}
 

@@ -1,4 +1,4 @@
-"""The score path of the second-moment kernel, head by head: what comes down through logits. `kernel` derives it.
+"""The score path of the second-moment kernel: what comes down through logits. `kernel` derives it.
 
 With W_O^T W_O = L L^T and scale^2 W_Q W_Q^T = B B^T (Cholesky), a_ij = x_i.W_O (v_j - o_i) / |x_i|, and R and P the rotation
 and the derivative of a norm of queries and keys, a head adds to the diagonal of G, before 1 / (d r_j^2),
@@ -10,6 +10,7 @@ The keys' last factor is a quadratic form in q_i: one matrix product of all pair
 R_j P_j W_K W_K^T P_j R_j^T. C_i = sum_m A_im (v_m - o_i) k_m^T is one of the pattern with all products of a value's
 component and a key's; L is applied to the values beforehand. Per head these are T^2 c^2 multiply-adds each, and T c^3 for
 Z_i. Causal patterns halve the first two: queries are taken in bands, and keys that no query of a band sees are left out.
+Heads go one by one on a processor, together on a device with memory of its own, where few and large operations count.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ RIDGE = 1e-12  # of a Gram matrix's mean diagonal, in double: lets a root of one
 
 
 def roots(grams: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
-    """Lower triangular L, L L^T = X, of positive semidefinite matrices in double precision."""
+    """Lower triangular L, L L^T = X, of positive semidefinite matrices in double precision; NaN where one is not."""
     diagonal = grams.diagonal(dim1=-2, dim2=-1)
     ridge = RIDGE * diagonal.mean(-1, keepdim=True) + torch.finfo(grams.dtype).tiny
-    return torch.linalg.cholesky(grams + torch.diag_embed(ridge.expand_as(diagonal)))
+    root, failed = torch.linalg.cholesky_ex(grams + torch.diag_embed(ridge.expand_as(diagonal)))
+    return root.masked_fill(failed[..., None, None] != 0, torch.nan)  # said in the numbers: nothing waits for an error
 
 
 class ScorePath:
@@ -64,71 +66,82 @@ class ScorePath:
         q, k = (double(w).unflatten(0, (-1, width)) for w in (q, k))  # [heads, c, d]
         self.query_root = roots(q @ q.mT).to(out) * block.parts.scale
         self.key_gram = (k @ k.mT).to(out)
-        self.bands = self._bands()
+        # A host waits for this, and only a processor gains by it.
+        own = own_memory(gram.device) is not None
+        self.reached = [True] * len(gram) if own else ((gram != 0) | (radial != 0)).tolist()
 
-    def metric(self, own: int) -> Float[Tensor, "position pairs"]:
-        """R_j P_j W_K W_K^T P_j R_j^T of a key head, every pair of components."""
+    def metric(self, own: slice) -> Float[Tensor, "G position pairs"]:
+        """R_j P_j W_K W_K^T P_j R_j^T of key heads, every pair of components."""
         norm, every = self.block.k_norm, slice(0, len(self.gram))
-        metric = self.key_gram[own, :, None].expand(-1, len(self.gram), -1)  # [c, T, c]
+        metric = self.key_gram[own, :, None].expand(-1, -1, len(self.gram), -1)  # [G, c, T, c]
         for _ in range(2):  # its columns, and then its rows
             if not norm.absent:
                 metric = self._across(metric, norm, own, every) * self._weight(norm, own)
-            metric = self._rotated(metric, every).transpose(0, 2)
-        return metric.transpose(0, 1).flatten(1)
+            metric = self._rotated(metric, every).transpose(1, 3)
+        return metric.transpose(1, 2).flatten(2)
 
     def through(
-        self, head: int, pattern: Float[Tensor, "query key"], metric: Float[Tensor, "position pairs"]
+        self, heads: slice, own: slice, pattern: Float[Tensor, "h query key"], metric: Float[Tensor, "G position pairs"]
     ) -> Float[Tensor, " position"]:
-        """What one head adds to the diagonal; `pattern` includes a soft-cap's slope, `metric` is its key head's."""
-        block, own, root = self.block, head // self.block.groups, self.out_root[head]
-        read = (block.query[0, head], block.mixed[0, head], block.key[0, own], block.value[0, own])
-        query, mixed, key, value = (x.to(self.dtype) for x in read)  # [T, c]
-        along, gram, radial = self.along[head], self.gram[:, None], self.radial[:, None]
+        """What some heads add to the diagonal: one, or all that read the key heads `own`.
+
+        `pattern` includes a soft-cap's slope, `metric` is the key heads'.
+        """
+        block, root, groups = self.block, self.out_root[heads], len(pattern) // len(metric)
+        query, mixed = (x[0, heads].to(self.dtype).contiguous() for x in (block.query, block.mixed))  # [h, T, c]
+        key, value = (x[0, own].to(self.dtype).repeat_interleave(groups, 0) for x in (block.key, block.value))
+        along, gram, radial = self.along[heads], self.gram[:, None], self.radial[:, None]
         rooted, centre = value @ root, mixed @ root  # L^T v_j, L^T o_i
-        pairs, total = (rooted[:, :, None] * key[:, None]).flatten(1), torch.zeros_like(self.gram)
-        for rows, keys in self.bands:
-            seen, squares = pattern[rows, keys], (query[rows, :, None] * query[rows, None]).flatten(1)
-            lean = along[rows] @ value[keys].T - torch.linalg.vecdot(along[rows], mixed[rows])[:, None]  # a_ij
-            felt = centre[rows].pow(2).sum(1)[:, None] - 2 * centre[rows] @ rooted[keys].T + rooted[keys].pow(2).sum(1)
+        pairs, total = (rooted[..., None] * key[:, :, None]).flatten(2), torch.zeros_like(self.gram)
+        for rows, keys in self._bands(len(pattern)):
+            seen, asked, middle = pattern[:, rows, keys], query[:, rows], centre[:, rows]
+            lean = along[:, rows] @ value[:, keys].mT - torch.linalg.vecdot(along[:, rows], mixed[:, rows])[..., None]
+            # That was a_ij; this is |L^T (v_j - o_i)|^2.
+            felt = middle.pow(2).sum(2, keepdim=True) - 2 * middle @ rooted[:, keys].mT
+            felt = felt + rooted[:, None, keys].pow(2).sum(3)
             felt = (felt - lean**2).clamp_min(0) * gram[rows] + radial[rows] * lean**2
-            total[keys] += (felt * seen**2 * (squares @ metric[keys].T)).sum(0)
-            covariance = (seen @ pairs[keys]).unflatten(1, (len(root), -1)).transpose(0, 1)  # [c, rows, c]
-            covariance = covariance - centre[rows].T[:, :, None] * (seen @ key[keys])
-            both = torch.cat([covariance, ((seen * lean) @ key[keys])[None]])
-            both = self._pulled(both, head, rows).pow(2).sum(-1)
-            total[rows] += self.gram[rows] * both[:-1].sum(0) + (self.radial - self.gram)[rows] * both[-1]
+            squares = (asked[..., None] * asked[:, :, None]).view(len(metric), -1, metric.shape[-1])
+            lengths = (squares @ metric[:, keys].mT).view(seen.shape)
+            total[keys] += (felt * seen**2 * lengths).sum((0, 1))
+            covariance = (seen @ pairs[:, keys]).unflatten(2, (root.shape[-1], -1)).transpose(1, 2)  # [h, c, rows, c]
+            covariance = covariance - middle.mT[..., None] * (seen @ key[:, keys])[:, None]
+            both = torch.cat([covariance, ((seen * lean) @ key[:, keys])[:, None]], 1)
+            both = self._pulled(both, heads, rows).pow(2).sum(-1)
+            through_queries = gram[rows, 0] * both[:, :-1].sum((0, 1))
+            total[rows] += through_queries + (self.radial - self.gram)[rows] * both[:, -1].sum(0)
         return total
 
-    def _bands(self) -> list[tuple[slice, slice]]:
+    def _bands(self, heads: int) -> list[tuple[slice, slice]]:
         """(queries, the keys that any of them can see), without those that nothing comes down to: at the top all but one."""
         length, window, device, queries = len(self.gram), self.block.parts.window, self.gram.device, QUERIES
         if own_memory(device) is not None:
-            queries = max(QUERIES, block_numbers(device) // (self.out_root.shape[-1] ** 2 + length))
-        reached = ((self.gram != 0) | (self.radial != 0)).tolist()  # read once, for all heads
-        rows = [slice(start, min(start + share_of(queries), length)) for start in range(0, length, share_of(queries))]
-        reach = length if window is None else window - 1
-        return [(some, slice(max(0, some.start - reach), some.stop)) for some in rows if any(reached[some])]
+            queries = max(QUERIES, block_numbers(device) // (heads * (self.out_root.shape[-1] ** 2 + length)))
+        queries, reach = share_of(queries), length if window is None else window - 1
+        rows = [slice(start, min(start + queries, length)) for start in range(0, length, queries)]
+        return [(some, slice(max(0, some.start - reach), some.stop)) for some in rows if any(self.reached[some])]
 
-    def _pulled(self, x: Float[Tensor, "n rows c"], head: int, rows: slice) -> Float[Tensor, "n rows c"]:
+    def _pulled(self, x: Float[Tensor, "h n rows c"], heads: slice, rows: slice) -> Float[Tensor, "h n rows c"]:
         """Z_i^T on the last axis."""
         x, norm = self._rotated(x, rows, back=True), self.block.q_norm
         if not norm.absent:
-            x = self._across(x * self._weight(norm, head), norm, head, rows)
-        return x @ self.query_root[head]
+            x = self._across(x * self._weight(norm, heads), norm, heads, rows)
+        return (x.flatten(1, 2) @ self.query_root[heads]).view(x.shape)
 
-    def _rotated(self, x: Float[Tensor, "n rows c"], rows: slice, *, back: bool = False) -> Float[Tensor, "n rows c"]:
+    def _rotated(
+        self, x: Float[Tensor, "h n rows c"], rows: slice, *, back: bool = False
+    ) -> Float[Tensor, "h n rows c"]:
         """R_i on the last axis, or its transpose; `x` itself where there is no rotation."""
         rotary = self.block.rotary
         return x if rotary is None else rotate(x, *(table[rows].to(self.dtype) for table in rotary), back=back)
 
     def _across(
-        self, x: Float[Tensor, "n rows c"], norm: Normalized, head: int, rows: slice
-    ) -> Float[Tensor, "n rows c"]:
-        """The norm's (I - unit unit^T / c) / rms on the last axis; of one over all heads, this head's own block."""
-        unit = norm.unit[0, head, rows].to(self.dtype)
-        inverse = norm.inverse[0, head if norm.inverse.shape[1] > 1 else 0, rows].to(self.dtype)
+        self, x: Float[Tensor, "h n rows c"], norm: Normalized, heads: slice, rows: slice
+    ) -> Float[Tensor, "h n rows c"]:
+        """The norm's (I - unit unit^T / c) / rms on the last axis; of one over all heads, each head's own block."""
+        unit = norm.unit[0, heads, None, rows].to(self.dtype)
+        inverse = norm.inverse[0, heads if norm.inverse.shape[1] > 1 else slice(None), None, rows].to(self.dtype)
         return (x - unit * (x * unit).sum(-1, keepdim=True) / norm.size) * inverse
 
-    def _weight(self, norm: Normalized, head: int) -> Float[Tensor, " c"]:
-        """The norm's weight on one head."""
-        return (norm.weight if norm.weight.ndim == 1 else norm.weight[head, 0]).to(self.dtype)
+    def _weight(self, norm: Normalized, heads: slice) -> Float[Tensor, " c"]:
+        """The norm's weight on these heads, [c] or [h, 1, 1, c]."""
+        return (norm.weight if norm.weight.ndim == 1 else norm.weight[heads, None]).to(self.dtype)
