@@ -1,17 +1,8 @@
 """Two results of one measure, headline by headline: base and instruct, two checkpoints, two texts.
 
 Every headline is taken of both, and B is held against A: a ratio for sizes, by its logarithm, a difference for shares,
-counts, cosines and places. The 95 % interval is found in one of four ways, which the table names:
-
-- `by prompt`: both results have the same tokens. A unit (a document, or a prompt where none is named) is left out of both at
-  once, so that what a text does to both alike cancels.
-- `by document`: the tokens differ (two tokenizers, with and without BOS), but both are windows of the same documents.
-- `unpaired`: neither; two independent samples, whose half-widths add in quadrature.
-- `own`: the results hold no values by prompt, or the number jumps, as a place does. Intervals of their own are combined in
-  the same way. That the prompts may be the same is not made use of, so that the interval is rather too wide.
-
-A number that has none of these stands without an interval. The others' are of the jackknife (`probes.results.statistics`).
-Lists of keys and values stand in the place of prompts, and their couples are the units.
+counts, cosines and places. How its interval is found, the table names (`docs/probes/compare.md`). `own` intervals are of
+numbers that results hold no values by prompt of, or that jump, as a place does.
 """
 
 from __future__ import annotations

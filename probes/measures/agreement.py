@@ -48,7 +48,7 @@ Samples = Float[np.ndarray, "_ _ _"]  # [seed, prompt, position]; two curves dif
 
 
 class Agreement(NamedTuple):
-    """How alike two curves are; see the module's text.
+    """How alike two curves are.
 
     NaN: too few points where both are above zero, or one is flat; ends, too, of a single document or run.
     """

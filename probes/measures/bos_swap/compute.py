@@ -283,14 +283,15 @@ def _compared(before: Side, after: Side, unit: Int[np.ndarray, " prompt"]) -> Va
     ratio = Variable((), "sink rate of key 0 after the swap / before")
     found |= with_low_high("sink_rate_kept", ratio, kept(one[..., 0].mean(1), other[..., 0].mean(1), unit))
     one, other = before["losses"], after["losses"]
-    change = jackknife(_mean, other - one, unit)
-    found |= with_low_high(
-        "loss_change", Variable(("position",), "change of the next-token loss by the swap", "nat"), map(_padded, change)
-    )
-    of_model, one, other, kl = (
-        Variable((), f"next-token loss, {FROM_1}", "nat"),
-        *map(_from_1, (one, other, after["kl"])),
-    )
+    change = (
+        np.append(end, np.nan) for end in jackknife(_mean, other - one, unit)
+    )  # the last position predicts nothing
+    words = Variable(("position",), "change of the next-token loss by the swap", "nat")
+    found |= with_low_high("loss_change", words, change)
+    one, other, kl = (
+        known_mean(values[:, 1:]) for values in (one, other, after["kl"])
+    )  # from 1 on, those that are known
+    of_model = Variable((), f"next-token loss, {FROM_1}", "nat")
     found |= _both("loss", of_model, one, other, unit, "_of_model", "_by_prompt")
     words = Variable((), f"KL divergence of the next token from the model as it is, {FROM_1}", "nat")
     found |= with_low_high("kl_of_model", words, jackknife(_mean, kl, unit))
@@ -410,13 +411,3 @@ def _mean(values: np.ndarray) -> Any:
 def _geometric(values: np.ndarray) -> Any:
     with np.errstate(divide="ignore"):  # a zero stays one
         return np.exp(np.log(values).mean(0))
-
-
-def _from_1(values: Float[np.ndarray, "prompt predicted"]) -> Float[np.ndarray, " prompt"]:
-    """Means over the positions from 1 on that are known."""
-    return known_mean(values[:, 1:])
-
-
-def _padded(values: Float[np.ndarray, " predicted"]) -> Float[np.ndarray, " position"]:
-    """NaN at the last position, which predicts nothing."""
-    return np.append(values, np.nan)

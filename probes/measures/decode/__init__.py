@@ -149,10 +149,8 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """How well position is read, and whether the direction that moves with it costs more than its control."""
     lines = []
     for model, ds in results.items():
-        said = "no R^2 within octaves of position"
-        if "r2_chosen" in ds:
-            of = [f"{octave} {estimated(ds, 'r2_chosen', octave=octave)}" for octave in ds["octave"].values]
-            said = f"R^2 of log(1 + i) at positions {', '.join(of)}"
+        of = [f"{octave} {estimated(ds, 'r2_chosen', octave=octave)}" for octave in ds["octave"].values]
+        said = f"R^2 of log(1 + i) at positions {', '.join(of)}"
         for name in map(str, ds["intervention"].values) if "intervention" in ds.coords else ():
             if name.startswith("direction"):
                 said += f"; without the {name.replace(' all', ' in all blocks')} {_against_control(ds, name)}"
@@ -177,7 +175,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     """What every erasure changes, beside controls; V(X) by band; R^2 by octave beside its null, and of every layer."""
     outcomes, against, components, octaves, layers = [], [], [], [], []
     for model, ds in results.items():
-        named = [str(octave) for octave in ds["octave"].values] if "r2_chosen" in ds else []
+        named = [str(octave) for octave in ds["octave"].values]
         for place in map(str, ds["place"].values) if "control_loss_change" in ds else ():
             both = (interval(*one[:3], form="+.3g") for one in controls(ds, place))
             scale = ds["control_scale"].sel(place=place)
@@ -243,7 +241,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         dots(cell, labels, [Series("", y, VERMILLION, low, high)])
         cell.locator_params("x", nbins=4)
 
-    rows = [Panel("R^2 of log(1 + i)", read, share=True)] * all("r2_chosen" in ds for ds in results.values())
+    rows = [Panel("R^2 of log(1 + i)", read, share=True)]
     named = {name: label for name, label in OUTCOMES.items() if all(name in ds for ds in results.values())}
     rows += [Panel(label, partial(erased, name=name)) for name, label in named.items()]
     return panels(results, rows, CAPTION)

@@ -93,7 +93,9 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         at: dict[str, Any] = {"band": str(ds["band"].values[0])}
         low, median, high = (estimated(ds, "log_form_of_heads", quantile=one, **at) for one in QUANTILES)
         nulls = (
-            f"{NULLS[null]} {estimated(ds, f'null_{null}', quantile='median', **at)}" for null in _nulls(ds, "null")
+            f"{NULLS[null]} {estimated(ds, f'null_{null}', quantile='median', **at)}"
+            for null in NULLS
+            if f"null_{null}" in ds
         )
         share = estimated(ds, "position_share_of_heads", ".1%", quantile="median", **at)
         below = estimate(ds, "below_null_of_model", **at)
@@ -107,11 +109,6 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         if null_fails(ds, at["band"]):
             lines[-1] += " Which party makes it is undecided: block 0, whose stream holds no position, fails the check."
     return lines
-
-
-def _nulls(ds: xr.Dataset, what: str) -> list[str]:
-    """The nulls that a result has by quantiles over heads; older ones have means."""
-    return [null for null in NULLS if f"{what}_{null}" in ds and "quantile" in ds[f"{what}_{null}"].dims]
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
@@ -136,11 +133,10 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
 
 
 def _matrix(at: xr.Dataset) -> list[list[str]]:
-    """Rows of the matrix of a band, medians and means over heads; none where the result is older."""
+    """Rows of the matrix of a band, medians and means over heads."""
     return [
         [words, party, *(estimated(at, name, party=party, other=other) for other in (*PARTIES, ALL))]
         for words, name in {"median": "parties_of_heads", "mean": "parties_of_model"}.items()
-        if name in at
         for party in (*PARTIES, ALL)
     ]
 
@@ -151,14 +147,8 @@ def _blocks(at: xr.Dataset) -> list[list[str]]:
     quantiles = over_block(at["log_form"].sel(part="total"))
     for layer in at["layer"].values:
         here, own = at.sel(layer=layer), [number(one) for one in quantiles.sel(layer=layer)]
-        null = number(here["null_uniform_by_block"]) if "null_uniform_by_block" in at else "-"
-        share = f"{float(here['position_share'].median()):.1%}" if "position_share" in at else "-"
-        variances = [
-            estimated(here, "parties_by_block", said=variance, party=party, other=party)
-            if "parties_by_block" in at
-            else "-"
-            for party in PARTIES
-        ]
+        null, share = number(here["null_uniform_by_block"]), f"{float(here['position_share'].median()):.1%}"
+        variances = [estimated(here, "parties_by_block", said=variance, party=party, other=party) for party in PARTIES]
         stream, noise = estimated(here, "log_stream_by_block", said=variance), number(here["log_noise_by_block"], ".2g")
         found.append([str(layer), *own, null, share, *variances, stream, noise])
     return found
@@ -184,17 +174,17 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
 def _by_block(cell: Axes, ds: xr.Dataset, name: str, null: str) -> None:
     early, x = ds.isel(band=0), ds["layer"].values
-    if name in ds:
-        values = early[name].sel(part="total") if name == "log_form" else early[name]
-        low, median, high = over_block(values).values
-        color = INK if name == "log_form" else GREEN
-        nulls = [
-            Series(NULLS[of], [early[f"{null}_{of}"].sel(quantile="median")], OF_NULLS[of][0], line=OF_NULLS[of][1])
-            for of in _nulls(ds, null)
-        ]
-        blocks(cell, [Series("median head", median, color, low, high, x)], nulls)
-        if reach := _reach(np.abs([low, high]).max(0)):
-            cell.set_ylim(-0.1 * reach, reach)
+    values = early[name].sel(part="total") if name == "log_form" else early[name]
+    low, median, high = over_block(values).values
+    color = INK if name == "log_form" else GREEN
+    nulls = [
+        Series(NULLS[of], [early[f"{null}_{of}"].sel(quantile="median")], OF_NULLS[of][0], line=OF_NULLS[of][1])
+        for of in NULLS
+        if f"{null}_{of}" in ds
+    ]
+    blocks(cell, [Series("median head", median, color, low, high, x)], nulls)
+    if reach := _reach(np.abs([low, high]).max(0)):
+        cell.set_ylim(-0.1 * reach, reach)
     cell.set_xlabel(f"block, queries {early['band'].values}")
 
 
@@ -206,13 +196,12 @@ def _reach(sizes: np.ndarray) -> float | None:
 
 def _parties(cell: Axes, ds: xr.Dataset) -> None:
     early = ds.isel(band=0)
-    if "parties_of_heads" in ds:
-        value, low, high = _entries(early.expand_dims("band")).isel(band=0).values
-        dots(cell, list(ENTRIES), [Series("", value, BLUE, low, high)])
-        cell.axvline(
-            float(early["null_uniform"].sel(quantile="median")), color=SKY, linestyle=DASHED, linewidth=1.1, zorder=1
-        )
-        cell.locator_params(axis="x", nbins=3)
+    value, low, high = _entries(early.expand_dims("band")).isel(band=0).values
+    dots(cell, list(ENTRIES), [Series("", value, BLUE, low, high)])
+    cell.axvline(
+        float(early["null_uniform"].sel(quantile="median")), color=SKY, linestyle=DASHED, linewidth=1.1, zorder=1
+    )
+    cell.locator_params(axis="x", nbins=3)
     cell.set_xlabel(f"nat², queries {early['band'].values}")
 
 

@@ -100,7 +100,7 @@ def retrieval(
         progress: called with (questions done, questions in all); a backward pass of the mechanism counts as several.
 
     Returns:
-        Dataset with the variables of the module's text, [context, depth], where `depth` counts pairs from 0 and `fraction`
+        Dataset with the variables of `VARIABLES`, [context, depth], where `depth` counts pairs from 0 and `fraction`
         goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
         predicted at; with `mechanism` the variables of `mechanism`, [traced, traced_depth, part], where `traced` and
         `traced_depth` hold numbers of contexts and pairs, and profiles [traced or profile_prompt, depth]; attributes that
