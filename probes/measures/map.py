@@ -288,10 +288,7 @@ def cells(row: Row) -> list[str]:
     """A place as text, in the order of `COLUMNS`."""
     return [
         row["label"],
-        *(
-            f"{end:.3g}" if math.isfinite(end) else "no middle"
-            for end in (getattr(row.shape, name) for name in NUMBERS)
-        ),
+        *(f"{end:.3g}" if math.isfinite(end) else "no middle" for end in row.shape[: len(NUMBERS)]),
         "U" if row.weaker >= FACTOR else "-",
         *(number(row.error(theory), ".1%") for theory in ("uniform", "values", "score_path", "config", "cesaro")),
         number(row.value_share, ".3f"),

@@ -264,11 +264,7 @@ state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", l
 
 
 for _name, _words, _rule in (
-    (
-        "confidently-wrong",
-        "at a spike the tokens that change places are confidently wrong",
-        "their margins there",
-    ),
+    ("confidently-wrong", "at a spike the tokens that change places are confidently wrong", "their margins there"),
     ("order-random", "the order of tokens on the circle is random", "orders of several seeds against permuted ones"),
 ):
     liu(_name, "", f"{TASK} {_words}.", rule=f"{_rule}: not kept by these runs")(lacking)

@@ -39,10 +39,7 @@ from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, interval
 from ..jacobian import PRODUCTS
 from .compute import ANCHORS, DEFINITIONS, PROFILE_PROMPTS, V_X, WHAT, anchoring, bos_swap
-from .compute import LEAST_SINK as LEAST_SINK
 from .compute import LEFT_IN as LEFT_IN
-from .compute import PLACE as PLACE
-from .compute import TOKEN as TOKEN
 from .compute import TOTAL as TOTAL
 
 EFFECTS = {  # by variable: a number for each replacement, how it is called, and how it is written
@@ -216,15 +213,9 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
         components += [[model, name, *row] for row in definitions(ds)]
     columns = (*at, "queries", "definition", "before", "after", "removed", "share removed")
     kept = ("model", "sink rate", *(f"kept under {name}" for name in ANCHORS), "of the first token left", "anchor")
-    return [
-        *([Table("What the sink is anchored to", kept, anchors)] if anchors else []),
-        Table("Sinks and behaviour", (*at, *words), effects),
-        Table(
-            "What is removed, by every definition of the residual component (nat²; of the sink and patterns, shares)",
-            columns,
-            components,
-        ),
-    ]
+    title = "What is removed, by every definition of the residual component (nat²; of the sink and patterns, shares)"
+    found = [Table("Sinks and behaviour", (*at, *words), effects), Table(title, columns, components)]
+    return [Table("What the sink is anchored to", kept, anchors), *found] if anchors else found
 
 
 def _anchor(model: str, ds: xr.Dataset) -> list[str]:

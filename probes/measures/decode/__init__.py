@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -194,16 +195,9 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             for band in map(str, ds["band"].values) if "residual" in ds else ():
                 left = estimated(at, "residual", said=variance, band=band)
                 components.append([model, name, band, left, estimated(at, "residual_change", band=band)])
-        layers += [
-            [
-                model,
-                octave,
-                str(layer),
-                *(estimated(ds, one, layer=layer, octave=octave) for one in ("r2", "r2_shuffled")),
-            ]
-            for octave in named
-            for layer in ds["layer"].values
-        ]
+        for octave, layer in product(named, ds["layer"].values):
+            both = (estimated(ds, one, layer=layer, octave=octave) for one in ("r2", "r2_shuffled"))
+            layers.append([model, octave, str(layer), *both])
         if why := ds.attrs.get("not_measured"):
             components.append([model, f"not measured: {why}", "", "", ""])
     found = [

@@ -22,7 +22,6 @@ from ...measure import Headline, Measure
 from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, interval, number, variance
 from .compute import ALL, NULLS, PARTIES, QUANTILES
-from .compute import PARTS as PARTS
 from .compute import leakage as leakage
 
 OF_NULLS = {"uniform": (SKY, DASHED), "fresh": (PURPLE, DOTTED), "shuffled": (GREY, DOTTED)}

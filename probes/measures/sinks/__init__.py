@@ -256,12 +256,8 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
 def _heads(cell: Axes, ds: xr.Dataset) -> None:
     roles = role_names(ds)
-    heat(
-        cell,
-        ds["attends"],
-        "mean weight on position 0",
-        {role: (roles == role, color) for role, color in COLORS.items()},
-    )
+    marks = {role: (roles == role, color) for role, color in COLORS.items()}
+    heat(cell, ds["attends"], "mean weight on position 0", marks)
 
 
 def _alphas(cell: Axes, ds: xr.Dataset) -> None:

@@ -233,12 +233,7 @@ class Sums:
         return Behind(along, turned, *sizes)
 
     def _of_heads(
-        self,
-        attention: Attention,
-        squares: Callable[[Tensor], Tensor],
-        by_stream: Tensor,
-        reach: int,
-        prompts: int,
+        self, attention: Attention, squares: Callable[[Tensor], Tensor], by_stream: Tensor, reach: int, prompts: int
     ) -> dict[str, Tensor]:
         """Numbers of some heads, [prompt, head, ...].
 
