@@ -22,8 +22,8 @@ from ..models.feedforward import value_and_slope
 from ..models.linear import LinearizedBlock, Normalized, softmax
 from ..models.view import Attention, Birth, sees
 from ..run.memory import block_numbers, own_memory, share_of, shares
-from ..run.precision import double, precise
-from .score_path import ScorePath
+from ..run.precision import precise
+from .score_path import HeadWeights, ScorePath
 
 Patterns = Literal["uniform", "measured"]
 
@@ -69,10 +69,19 @@ class MeasuredBlock:
         after: the stream after it, [T, d].
         attention: "uniform" under the block's mask, or the patterns of the pass, head by head.
         score_path: add what flows through queries and keys; needs measured patterns.
+        weights: of this block, where an earlier prompt has found them; afterwards they are there.
     """
 
-    def __init__(self, block: LinearizedBlock, after: Tensor, attention: Patterns, score_path: bool) -> None:
+    def __init__(
+        self,
+        block: LinearizedBlock,
+        after: Tensor,
+        attention: Patterns,
+        score_path: bool,
+        weights: HeadWeights | None = None,
+    ) -> None:
         self.block, self.after, self.attention, self.score_path = block, after, attention, score_path
+        self.weights = weights
         self.dtype = torch.promote_types(after.dtype, torch.float32)
         parts = block.parts
         self.width, self.head_dim = after.shape[-1], parts.head_dim
@@ -119,10 +128,7 @@ class MeasuredBlock:
             gram, radial = _outer(gram, inverse), radial * inverse.pow(2)
         out = out.to(self.dtype).unflatten(1, (self.heads, -1)).transpose(0, 1)  # [H, d, c]
         v = block.qkv[-self.kv * self.head_dim :].to(self.dtype).unflatten(0, (self.kv, -1))  # [G, c, d]
-        exact, groups = double(out), self.heads // self.kv
-        inner = exact.mT @ exact  # [H, c, c]
-        values = double(v @ v.mT).repeat_interleave(groups, 0)
-        strengths = ((inner * values).sum((-1, -2)) / self.width).to(gram)  # ||W_O,h W_V,h||_F^2 / d
+        groups = self.heads // self.kv
         if self.attention == "uniform" and block.parts.slopes is None and block.parts.sink is None:
             repeated = v.repeat_interleave(groups, 0).flatten(0, 1)  # [H c, d]
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
@@ -131,11 +137,13 @@ class MeasuredBlock:
             return self._through(block.stream_norm, strength * (pattern.T @ gram @ pattern))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
         path, metric = None, value
+        if self.weights is None:
+            self.weights = HeadWeights(block, out, self.score_path)
         if self.score_path:
-            path = ScorePath(block, out, inner, _direction(above.to(self.dtype)), gram.diagonal(), radial)
+            path = ScorePath(block, out, self.weights, _direction(above.to(self.dtype)), gram.diagonal(), radial)
         for heads in self._some_heads():
             pattern, slope = self._patterns(heads)
-            passed = (gram @ pattern).mul_(strengths[heads, None, None])
+            passed = (gram @ pattern).mul_(self.weights.strengths[heads, None, None])
             value.addmm_(pattern.flatten(0, 1).T, passed.flatten(0, 1))
             if path is not None:
                 own = self._keys_of(heads)

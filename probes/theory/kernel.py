@@ -131,6 +131,7 @@ from ..run.memory import Retry
 from ..run.progress import Progress, Tally
 from ..run.store import Piece, Store
 from .block import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
+from .score_path import HeadWeights
 
 LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
 
@@ -195,6 +196,8 @@ def second_moment(
     for layer in sources:  # before any work
         parts_of(layer)
 
+    weights = dict[int, HeadWeights | None]()
+
     def predicted(n: int) -> Piece:
         trace = model.trace(model.embed(tokens[n : n + 1, : at + 1]))
         top = trace.residual[-1][0]
@@ -204,7 +207,8 @@ def second_moment(
         for layer in reversed(sources):
             block = LinearizedBlock(parts_of(layer), trace.residual[layer], trace.rotary[layer])
             given.append(block.gives(trace.residual[layer + 1]))
-            moments = MeasuredBlock(block, trace.residual[layer + 1][0], attention, score_path).down(moments)
+            step = MeasuredBlock(block, trace.residual[layer + 1][0], attention, score_path, weights.get(layer))
+            moments, weights[layer] = step.down(moments), step.weights
             found[layer] = moments.gram.diagonal().clamp_min(0).sqrt()
             report()
         wrong = [

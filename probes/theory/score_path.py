@@ -37,13 +37,37 @@ def roots(grams: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
     return root.masked_fill(failed[..., None, None] != 0, torch.nan)  # said in the numbers: nothing waits for an error
 
 
+class HeadWeights:
+    """What the kernel needs of the weights of a block's heads; it is the same for all prompts.
+
+    Args:
+        block: linearized at any stream.
+        out: W_O of every head, [H, d, c], with a norm's weight behind it folded in.
+        score_path: whether that is asked for, or `strengths` alone.
+    """
+
+    def __init__(self, block: LinearizedBlock, out: Float[Tensor, "H d c"], score_path: bool) -> None:
+        (heads, width, c), exact = out.shape, double(out)
+        inner = exact.mT @ exact  # W_O^T W_O, [H, c, c]
+        key_features = block.key.shape[1] * c
+        q, k, v = (w.unflatten(0, (-1, c)) for w in block.qkv.split([heads * c, key_features, key_features]))
+        v = v.to(out.dtype)
+        values = double(v @ v.mT).repeat_interleave(block.groups, 0)
+        self.strengths = ((inner * values).sum((-1, -2)) / width).to(out)  # ||W_O,h W_V,h||_F^2 / d
+        if score_path:
+            q, k = double(q), double(k)
+            self.out_root = roots(inner).to(out)
+            self.query_root = roots(q @ q.mT).to(out) * block.parts.scale
+            self.key_gram = (k @ k.mT).to(out)
+
+
 class ScorePath:
     """The score path of one block at one recorded stream.
 
     Args:
         block: linearized at a single prompt's stream.
-        out: W_O of every head, [H, d, c], with a norm's weight behind it folded in.
-        inner: W_O^T W_O of every head, in double precision.
+        out: as of `HeadWeights`.
+        weights: the block's.
         direction: of the stream that attention is added to give, of length 1.
         gram: G's diagonal above the branch.
         radial: S there.
@@ -53,19 +77,13 @@ class ScorePath:
         self,
         block: LinearizedBlock,
         out: Float[Tensor, "H d c"],
-        inner: Float[Tensor, "H c c"],
+        weights: HeadWeights,
         direction: Float[Tensor, "position d"],
         gram: Float[Tensor, " position"],
         radial: Float[Tensor, " position"],
     ) -> None:
-        self.block, self.gram, self.radial, self.dtype = block, gram, radial, out.dtype
-        width = out.shape[-1]
+        self.block, self.weights, self.gram, self.radial, self.dtype = block, weights, gram, radial, out.dtype
         self.along = direction @ out  # [H, T, c]
-        self.out_root = roots(inner).to(out)
-        q, k, _ = block.qkv.split([len(out) * width, *[block.key.shape[1] * width] * 2])
-        q, k = (double(w).unflatten(0, (-1, width)) for w in (q, k))  # [heads, c, d]
-        self.query_root = roots(q @ q.mT).to(out) * block.parts.scale
-        self.key_gram = (k @ k.mT).to(out)
         # A host waits for this, and only a processor gains by it.
         own = own_memory(gram.device) is not None
         self.reached = [True] * len(gram) if own else ((gram != 0) | (radial != 0)).tolist()
@@ -73,7 +91,7 @@ class ScorePath:
     def metric(self, own: slice) -> Float[Tensor, "G position pairs"]:
         """R_j P_j W_K W_K^T P_j R_j^T of key heads, every pair of components."""
         norm, every = self.block.k_norm, slice(0, len(self.gram))
-        metric = self.key_gram[own, :, None].expand(-1, -1, len(self.gram), -1)  # [G, c, T, c]
+        metric = self.weights.key_gram[own, :, None].expand(-1, -1, len(self.gram), -1)  # [G, c, T, c]
         for _ in range(2):  # its columns, and then its rows
             if not norm.absent:
                 metric = self._across(metric, norm, own, every) * self._weight(norm, own)
@@ -87,7 +105,7 @@ class ScorePath:
 
         `pattern` includes a soft-cap's slope, `metric` is the key heads'.
         """
-        block, root, groups = self.block, self.out_root[heads], len(pattern) // len(metric)
+        block, root, groups = self.block, self.weights.out_root[heads], len(pattern) // len(metric)
         query, mixed = (x[0, heads].to(self.dtype).contiguous() for x in (block.query, block.mixed))  # [h, T, c]
         key, value = (x[0, own].to(self.dtype).repeat_interleave(groups, 0) for x in (block.key, block.value))
         along, gram, radial = self.along[heads], self.gram[:, None], self.radial[:, None]
@@ -115,7 +133,7 @@ class ScorePath:
         """(queries, the keys that any of them can see), without those that nothing comes down to: at the top all but one."""
         length, window, device, queries = len(self.gram), self.block.parts.window, self.gram.device, QUERIES
         if own_memory(device) is not None:
-            queries = max(QUERIES, block_numbers(device) // (heads * (self.out_root.shape[-1] ** 2 + length)))
+            queries = max(QUERIES, block_numbers(device) // (heads * (self.along.shape[-1] ** 2 + length)))
         queries, reach = share_of(queries), length if window is None else window - 1
         rows = [slice(start, min(start + queries, length)) for start in range(0, length, queries)]
         return [(some, slice(max(0, some.start - reach), some.stop)) for some in rows if any(self.reached[some])]
@@ -125,7 +143,7 @@ class ScorePath:
         x, norm = self._rotated(x, rows, back=True), self.block.q_norm
         if not norm.absent:
             x = self._across(x * self._weight(norm, heads), norm, heads, rows)
-        return (x.flatten(1, 2) @ self.query_root[heads]).view(x.shape)
+        return (x.flatten(1, 2) @ self.weights.query_root[heads]).view(x.shape)
 
     def _rotated(
         self, x: Float[Tensor, "h n rows c"], rows: slice, *, back: bool = False
