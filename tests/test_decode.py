@@ -129,7 +129,7 @@ def plain_fit(x: np.ndarray, z: np.ndarray, strength: float) -> tuple[np.ndarray
     return w, float(z.mean() - w @ x.mean(0))
 
 
-def plain_reader(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, float]:
+def plain_reader(parts: list[tuple[np.ndarray, np.ndarray]]) -> Any:
     best, chosen = np.inf, 0.0
     for strength in STRENGTHS:
         error = 0.0

@@ -99,7 +99,8 @@ def test_values_have_the_bits_that_gguf_s_own_have(kind, numbers, monkeypatch):
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_a_device_gets_codes_and_makes_the_same_weights_of_them(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # a simulated device is one of this thread's alone
-    model, made, values = original(name), set[Any](), tensors._values
+    model, made = original(name), set[Any]()
+    values: Any = tensors._values
     path = write(tmp_path / "tiny.gguf", model, kind="Q8_0")
     expected = read(path, dtype="bfloat16")
     for one, other in zip(expected._model.parameters(), model.parameters(), strict=True):

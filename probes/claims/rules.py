@@ -80,7 +80,8 @@ def drawn(run: Interval, published: float, margin: float, widest: float) -> Test
             return "not measured" if math.isnan(run.value) else "undecided"
         if not least - margin <= published <= most + margin:
             return "does not hold"
-        return "holds" if float(np.subtract(*run.at(SURE)[::-1])) <= widest else "undecided"
+        low, high = run.at(SURE)
+        return "holds" if high - low <= widest else "undecided"
 
     return test
 
@@ -109,10 +110,9 @@ def beside_null(test: Test, null: ShiftNull) -> Test:
 
 def in_most(of_heads: np.ndarray, words: str) -> Told:
     """Whether something holds in more than half of the heads, without an interval: a model's heads are no sample."""
-    there = f"{np.count_nonzero(of_heads)} of {of_heads.size} heads: "
-    return (
-        (there + words, 2 * np.count_nonzero(of_heads) > of_heads.size) if of_heads.size else ("no head attends", None)
-    )
+    count = int(np.count_nonzero(of_heads))
+    there = f"{count} of {of_heads.size} heads: {words}", 2 * count > of_heads.size
+    return there if of_heads.size else ("no head attends", None)
 
 
 def every(tests: Iterable[Tested]) -> Test:

@@ -335,7 +335,7 @@ class HuggingFaceView(Watched):
 
     @torch.no_grad()
     def output_norm(self, layer: int) -> tuple[Norm, Float[Tensor, " d"]] | None:
-        module = getattr(self._blocks[layer], POST_NORM, None)
+        module: Any = getattr(self._blocks[layer], POST_NORM, None)
         if self._family.post_norm is None or not hasattr(module, "weight"):  # a caller's stand-in for none has none
             return None
         bare: Any = split.gathered(module, self.device) if self._split else module

@@ -347,7 +347,7 @@ def _components(before: Side, after: Side, unit: np.ndarray) -> Variables:
         one, other = (side[name] if side[name].ndim == 1 else side[name][..., 0].mean(1) for side in (before, after))
         there = jackknife(_mean, one, unit)
         value, low, high = kept(one, other, unit)
-        lost = (1 - value, 1 - high, 1 - low) if there[1] > 0 else (np.nan,) * 3
+        lost: Three = (1 - value, 1 - high, 1 - low) if there[1] > 0 else (np.nan, np.nan, np.nan)
         rows.append([*map(early, (there, *(jackknife(_mean, x, unit) for x in (other, one - other)), lost))])
     moved = early(jackknife(_mean, after["moved"], unit)) if "moved" in after else unknown
     rows.append([unknown, unknown, unknown, moved])

@@ -223,7 +223,7 @@ def effect_rows(ds: xr.Dataset) -> list[list[str]]:
     """The heads whose effects were measured, largest first, in nats, with `EFFECT_COLUMNS`."""
     rows = []
     for block, head in strongest(ds["effect"], int(ds["effect"].notnull().sum())) if "loss_rises" in ds else ():
-        at = {"layer": block, "head": head}
+        at: dict[str, Any] = {"layer": block, "head": head}
         both = estimated(ds, "effect", **at), estimated(ds, "loss_change", "+.3g", **at)
         rows.append([str(block), str(head), *both, "yes" if int(ds["loss_rises"].sel(at)) else "no", str(_prompts(ds))])
     return rows

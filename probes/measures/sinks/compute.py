@@ -131,7 +131,8 @@ def sinks(
     intervals["role_share"] = role_shares(of_roles, documents)
     taken = strongest(intervals["written"].value, heads)
     later = effects(model, on, taken, retry, report, pieces) if heads else {}
-    of_groups = joint(model, tokens, intervals["attends"].value, retry, report, pieces) if together else {}
+    attends = np.asarray(intervals["attends"].value)
+    of_groups = joint(model, tokens, attends, retry, report, pieces) if together else {}
     found |= {name: of_groups.pop(name) for name in ("group_heads",) if of_groups}
     later |= of_groups | (evictions(model, tokens, first, last, retry, report, pieces) if first else {})
     report.finish()

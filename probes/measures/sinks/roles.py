@@ -87,7 +87,8 @@ def role_shares(found: Mapping[str, Float[np.ndarray, "prompt ..."]], documents:
     shares = []
     for chosen in (np.repeat(np.arange(prompts), times) for times in drawn):
         values = {name: estimate(name, each[chosen]) for name, each in found.items()}
-        shares.append(assigned({name: Interval(x, x, x) for name, x in values.items()})[0].mean((1, 2)))
+        known: Any = {name: Interval(x, x, x) for name, x in values.items()}  # type: ignore[arg-type] - arrays of them
+        shares.append(assigned(known)[0].mean((1, 2)))
     low, high = ends(np.stack(shares)) if prompts > 1 else np.full((2, len(ROLES)), np.nan)
     return Interval(shares[0], low, high)  # type: ignore[arg-type] - arrays of them
 

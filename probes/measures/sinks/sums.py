@@ -196,7 +196,7 @@ class Sums:
         squares = torch.stack([norms[layer] for layer in layers], 1).square()
         by_stream = torch.where(squares > 0, 1 / squares, 0).repeat_interleave(heads, 1)  # [P, heads, T]
         reach, seeing = self.reaches[layers[0]], self.seeing[layers[0]]
-        behind = None
+        behind: Any = None
         if self.norms[layers[0]] is not None:
             each = zip(*(self._behind(layer, mixed.pop(layer)) for layer in layers), strict=True)
             behind = [torch.cat(of_blocks, 1)[:, :, 1:reach] for of_blocks in each]
