@@ -1,17 +1,9 @@
 """Contexts of key-value pairs, and the questions that ask for them, in a model's own tokens.
 
-A context is N lines of one form ("The code for KEY is VALUE."), a question the beginning of such a line, its answer the
-value. Lines have *one shape*: key and value take the same number of tokens in every line, so that a pair's depth decides
-where it stands, and nothing else does. Contexts come in couples without a common key: one is the other's control, in which
-the same question, at the same place, has no answer.
+Forms, couples and how difficult lists are stand in `docs/probes/retrieval.md`. Lines have *one shape*: key and value take
+the same number of tokens in every line, so that a pair's depth decides where it stands, and nothing else does.
 
-A `Rung` says how difficult that is. "apart": keys are different nouns. "alike": keys are a colour and a noun, and every
-colour and every noun is in several of them. Values are numbers of so many digits, different within a context, or nouns.
-
-`TEMPLATES` tell what a question has in common with the line that answers it: in "sentences" and "json" the words around the
-key, in "reworded" the key alone; in "announced" keys also stand before the list, in the order of the alphabet.
-
-Sources: science of the measurement, section 11; the form "json" is that of [Liu+], arXiv 2307.03172, with words for UUIDs.
+Source: ours; the form "json" is that of [Liu+], arXiv 2307.03172, with words for UUIDs.
 """
 
 from __future__ import annotations
