@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FINDINGS = ROOT / "docs/findings.md"
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%? \[[-+.,\d%e ]+\]")
-SOURCE = re.compile(r"^<!-- numbers: (\S+) -->$", re.MULTILINE)
+SOURCE = re.compile(r"^\(Rows of `(\S+)`\.\)$", re.MULTILINE)
 
 
 def headed(text: str, heading: str) -> str:
@@ -38,8 +39,6 @@ def test_every_number_of_a_finding_stands_in_its_table() -> None:
 def test_the_table_is_what_the_committed_results_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     monkeypatch.chdir(ROOT)
-    import llm
-
-    llm.side_by_side(tmp_path / "table.md")
+    import_module("llm").side_by_side(tmp_path / "table.md")
     sys.modules.pop("llm")
     assert (tmp_path / "table.md").read_text() == (ROOT / "reports/llm/table.md").read_text()
