@@ -226,7 +226,7 @@ def of_ruscio() -> Cases:
     yield "ruscio-isolation-null", given(leakage=null[0]), given(leakage=null[1])
     yield "ruscio-both-in-all-architectures", trio(), trio(plain=0.0)
     yield "ruscio-architectures", trio(), trio(plain=0.05)
-    yield "ruscio-bos-removes-40", swapped(0.9, **{TOTAL: 0.4}), swapped(0.4, 0.8)
+    yield "ruscio-bos-removes-40", swapped(0.9, **{LEFT_IN: 0.4}), swapped(0.9, **{TOTAL: 0.4})
     yield "ruscio-protocol-replacement", swapped(0.4, 0.41), swapped(0.3, 0.9)
     yield "ruscio-protocol-form", swapped(0.4, **{TOTAL: 0.41}), swapped(0.4, **{TOTAL: 0.8})
     yield "ruscio-sinks-stabilize", swapped(0.4, **{TOTAL: -1.0}), swapped(0.4, **{TOTAL: 0.5})
