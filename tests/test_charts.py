@@ -43,7 +43,7 @@ CHARTS: dict[str, tuple[Callable[..., Figure], str]] = {
 
 @cache
 def committed(folder: str) -> list[xr.Dataset]:
-    return [load(file) for file in sorted((REPORTS / folder).glob("*.nc*"), reverse=True)]
+    return [load(file) for file in sorted((REPORTS / folder).glob("*.nc.xz"), reverse=True)]
 
 
 def faults(figure: Figure, within: float = 1.0) -> list[str]:
