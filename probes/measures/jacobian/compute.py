@@ -254,7 +254,7 @@ def _fewer(products: int, width: int) -> int:
     return products if products == width else min(width, max(LEAST_PROBES, products // 2))
 
 
-Group: TypeAlias = tuple[Float[Tensor, "d m"], Float[Tensor, "d d"]]  # directions of a readout, and its rows
+Group: TypeAlias = tuple[Float[Tensor, "d _"], Float[Tensor, "d d"]]  # directions of a readout, and its rows
 
 
 def _pulled(prompt: Prompt, groups: Sequence[Group], report: Tally) -> Iterator[tuple[int, Tensor]]:
