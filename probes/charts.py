@@ -7,7 +7,7 @@ A chart function takes results by their model's name and returns a `Figure`; it 
 
 `panels` lays results of models out; `sheet` gives empty panels to a figure of another shape. The forms are `curves` (over
 positions, blocks or anything else, with bands), `blocks` (a quantity by block, with intervals and nulls), `heat` (blocks by
-heads), `dots` (with intervals, by category) and `stacks` (bars of parts).
+heads) and `dots` (with intervals, by category).
 """
 
 from __future__ import annotations
@@ -416,24 +416,3 @@ def dots(
     cell.set_axisbelow(True)
     if zero:
         cell.axvline(0, color=GREY, linewidth=0.8, zorder=1)
-
-
-def stacks(cell: Axes, parts: Sequence[Series], *, limit: float | None = None) -> None:
-    """Draw parts of a total as bars by block, stacked upwards and downwards from zero.
-
-    Args:
-        cell: where.
-        parts: over blocks; their sum is the total.
-        limit: how far the axis reaches on both sides where few blocks go far beyond all others.
-    """
-    numbers = parts[0].points()[0]
-    above, below = np.zeros(len(numbers)), np.zeros(len(numbers))
-    for n, part in enumerate(parts):
-        y = np.nan_to_num(part.points()[1])
-        cell.bar(numbers, y, 0.9, np.where(y < 0, below, above), color=part.color, linewidth=0)
-        above, below = above + np.maximum(y, 0), below + np.minimum(y, 0)
-        words(cell, part.label, 1 - 0.12 * n, part.color, fraction=True)
-    if limit is not None:
-        cell.set_ylim(-limit, limit)
-    cell.axhline(0, color=INK, linewidth=0.7)
-    block_axis(cell, numbers)
