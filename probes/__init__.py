@@ -10,7 +10,9 @@ This file is a table of contents. Names are imported when they are first used, s
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,34 +50,11 @@ if TYPE_CHECKING:
     from .results.dataset import save as save_result  # noqa: F401
     from .results.ushape import shape as shape
 
-_NAMES = {  # by module
-    "data.prompts": "draw prompts",
-    "errors": "InputError",
-    "measure": "chart",
-    "measures.agreement": "agreement portrait",
-    "measures.bos_swap": "bos_swap",
-    "measures.decode": "decode",
-    "measures.inspect": "inspect",
-    "measures.jacobian": "jacobian",
-    "measures.leakage": "leakage",
-    "measures.loss": "loss",
-    "measures.retrieval": "retrieval",
-    "measures.sinks": "sinks",
-    "measures.trajectory": "trajectory",
-    "models.ablate": "ablated reweighed",
-    "models.erase": "erased",
-    "models.initialization": "Initialization",
-    "models.load": "born fresh load",
-    "models.named": "bundled",
-    "models.swap": "swapped",
-    "models.view": "View",
-    "results.curves": "relative_error rms_profile",
-    "results.dataset": "combine",
-    "results.ushape": "shape",
-    "compare": "compare_results",
-}
-_WHERE = {name: (module, name) for module, names in _NAMES.items() for name in names.split()}
-_WHERE |= {"load_result": ("results.dataset", "load"), "save_result": ("results.dataset", "save")}
+# By name, (module, name there), as the lines above say it to type checkers.
+_IMPORTS = re.findall(
+    r"^    from \.(\S+) import (\w+) as (\w+)", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE
+)
+_WHERE = {name: (module, there) for module, there, name in _IMPORTS}
 
 __all__ = sorted([*_WHERE, "theory"])  # pyright: ignore[reportUnsupportedDunderAll]
 
