@@ -21,6 +21,8 @@ DOCS_STAMP := $(VENV)/.headwater-docs-installed
 BUNDLED := tiny-llama tiny-llama-ntk tiny-mistral-window tiny-qwen2
 STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as training makes them
 
+BENCHED := $(if $(BENCH),runs/quick,reports)/benchmarks.md
+
 REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
 .PHONY: env test docs wheel smollm2 gemma report llm $(REPORTS) lint bench size clean
@@ -91,9 +93,13 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# BENCH="--quick" takes two minutes and small sizes.
+# BENCH="--quick" takes two minutes and small sizes. Each script prints its section of the page.
 bench: env
-	HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/run.py $(BENCH)
+	mkdir -p $(dir $(BENCHED))
+	cp benchmarks/head.md $(BENCHED).part
+	for name in jacobian sinks toys costs; do \
+		{ echo && HF_HUB_OFFLINE=1 $(BIN)/python benchmarks/$$name.py $(BENCH); } >> $(BENCHED).part || exit; done
+	mv $(BENCHED).part $(BENCHED)
 
 size: env
 	$(BIN)/python tools/size.py $(SIZE)

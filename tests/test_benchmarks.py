@@ -1,4 +1,4 @@
-"""The benchmarks: contenders end with the same numbers as ours, times are compared by round, the page keeps its sections."""
+"""The benchmarks: contenders end with the same numbers as ours, times are compared by round."""
 
 import importlib
 import subprocess
@@ -52,11 +52,8 @@ def test_turns_alternate_and_ratios_are_those_of_rounds(module):
 
 
 @pytest.mark.slow
-def test_a_benchmark_runs_and_its_section_is_put_into_the_page(tmp_path):
-    page = tmp_path / "benchmarks.md"
-    command = [sys.executable, str(FOLDER / "run.py"), "--quick", "--out", str(page), "--only"]
-    subprocess.run([*command, "toys"], check=True, stdout=subprocess.PIPE)
-    assert page.read_text(encoding="utf-8").count("torch.nn loop, one by one") == 2  # at two widths
-    run = subprocess.run([*command, "jacobians"], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "--only jacobians does not exist" in run.stderr
+def test_a_benchmark_runs_and_prints_its_section():
+    run = subprocess.run(
+        [sys.executable, str(FOLDER / "toys.py"), "--quick"], check=True, capture_output=True, text=True
+    )
+    assert run.stdout.count("torch.nn loop, one by one") == 2  # at two widths
