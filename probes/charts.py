@@ -235,9 +235,6 @@ def save(figure: Figure, path: str | Path) -> tuple[Path, Path]:
     """Save as PNG and SVG next to each other; whatever suffix `path` has is replaced. Returns both paths.
 
     Text in the SVG is text, which readers can search and edit.
-
-    Raises:
-        InputError: the folder cannot be written to.
     """
     path = Path(path)
     base = path.with_suffix("") if path.suffix in (".png", ".svg") else path

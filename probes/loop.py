@@ -102,9 +102,6 @@ def run(
 
     Returns:
         The results by model name.
-
-    Raises:
-        InputError: bad input.
     """
     out, values = Path(out), (options or measure.options()).values()
     with unfinished(out, measure.name) as root:
@@ -159,9 +156,6 @@ def subjects(
     """Every model with its prompts, after everything that can be refused without measuring was.
 
     A single model stays in memory; several are loaded one after another, since two large ones need not fit.
-
-    Raises:
-        InputError: no model, one that cannot be loaded or prompted, or two of one name.
     """
     if not sources:
         raise InputError("no model given; name one, as tiny-llama")

@@ -123,11 +123,7 @@ def questions() -> dict[str, str]:
 
 
 def measure(name: str) -> Measure:
-    """The measure of a name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The measure of a name."""
     if name not in questions():
         raise InputError(f"there is no measure '{name}'; give one of {', '.join(questions())}")
     return import_module(f"probes.measures.{name.replace('-', '_')}").MEASURE

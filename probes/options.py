@@ -72,11 +72,7 @@ class Options:
     """A group of options."""
 
     def values(self) -> dict[str, Any]:
-        """The options by name, as the library's functions take them.
-
-        Raises:
-            InputError: an option whose text cannot be read.
-        """
+        """The options by name, as the library's functions take them."""
         return dict(vars(self))
 
 
@@ -152,11 +148,7 @@ class Loading(Options):
     ablate: str | None = option("Heads to take out, BLOCK.HEAD, as in 18.8,26.2.")
 
     def values(self) -> dict[str, Any]:
-        """As `probes.load` takes them.
-
-        Raises:
-            InputError: memory not written as DEVICE=SIZE.
-        """
+        """As `probes.load` takes them."""
         spread: dict[str, Any] = {"device_map": self.device_map, "offload_folder": self.offload_folder}
         if self.max_memory is not None:
             pairs = [part.strip().partition("=") for part in self.max_memory.split(",")]
@@ -169,21 +161,13 @@ class Loading(Options):
         return chosen | {name: value for name, value in spread.items() if value is not None}
 
     def heads(self) -> Sequence[Any] | None:
-        """The heads that are taken out.
-
-        Raises:
-            InputError: they cannot be read.
-        """
+        """The heads that are taken out."""
         from .models.ablate import parse_heads
 
         return None if self.ablate is None else parse_heads(self.ablate)
 
     def load(self, source: str) -> View:
-        """The model, without the heads that are taken out.
-
-        Raises:
-            InputError: as `probes.load` does, or options that cannot be read.
-        """
+        """The model, without the heads that are taken out."""
         from .models.ablate import ablated
         from .models.load import load
 
@@ -203,22 +187,14 @@ class Bands(Options):
     bootstrap: int = option("Resamples of the prompts for the intervals; 0 for none.", 400, max=MOST_RESAMPLES)
 
     def values(self) -> dict[str, Any]:
-        """As `Options.values`, with the ranges read, ends included.
-
-        Raises:
-            InputError: they are none.
-        """
+        """As `Options.values`, with the ranges read, ends included."""
         bands = None if self.bands is None else tuple(read_ranges(self.bands, "bands", "9-31,32-63"))
         lags = (range(first, last + 1) for first, last in read_ranges(self.lags, "lags", "1-8 or 1,2,4"))
         return vars(self) | {"bands": bands, "lags": tuple(lag for some in lags for lag in some)}
 
 
 def read_ranges(text: str, what: str, example: str) -> list[tuple[int, int]]:
-    """Read "0-7", "0,5" or "0-3,8" as (first, last), ends included; a single position is a range of one.
-
-    Raises:
-        InputError: it is no such list, or a range runs backwards; `what` and `example` say so.
-    """
+    """Read "0-7", "0,5" or "0-3,8" as (first, last), ends included; a single position is a range of one."""
     ranges = []
     for piece in text.split(","):
         ends = [end.strip() for end in piece.split("-")]

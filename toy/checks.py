@@ -60,11 +60,7 @@ def kinds(settings: type) -> dict[str, tuple[Any, bool]]:
 
 
 def changed(settings: Any, given: Sequence[str], name: str) -> Any:
-    """Settings with changes given as "field=value"; `name` is whose they are.
-
-    Raises:
-        InputError: no such field, a field given twice, or a value of another type.
-    """
+    """Settings with changes given as "field=value"; `name` is whose they are."""
     known, changes = kinds(type(settings)), {}
     for text in given:
         key, _, value = text.partition("=")
@@ -119,11 +115,7 @@ def above_zero(name: str, value: float) -> None:
 
 
 def usable_device(name: str) -> str:
-    """The device of a name; auto is CUDA where there is any.
-
-    Raises:
-        InputError: no such device.
-    """
+    """The device of a name; auto is CUDA where there is any."""
     import torch
 
     from probes.run.hardware import named

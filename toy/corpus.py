@@ -30,11 +30,7 @@ def find_text(
     column: str | None = None,
     characters: int | None = None,
 ) -> tuple[list[Document], str]:
-    """The documents of the source that is given, else of the standard library, and what to call them.
-
-    Raises:
-        InputError: two sources, options of a dataset without one, or text that cannot be read.
-    """
+    """The documents of the source that is given, else of the standard library, and what to call them."""
     if text is not None and dataset is not None:
         raise InputError("--text and --dataset given; give one source of text")
     if dataset is None:
@@ -91,11 +87,7 @@ def _pieces(document: Document, size: int) -> list[Document]:
 
 
 def train_tokenizer(documents: Sequence[Document], *, vocabulary: int, bos: bool) -> Any:
-    """Byte-level BPE over `documents`, wrapped for transformers; with `bos`, encoding starts with BOS, as in Llama.
-
-    Raises:
-        InputError: the text yields fewer tokens than `vocabulary`.
-    """
+    """Byte-level BPE over `documents`, wrapped for transformers; with `bos`, encoding starts with BOS, as in Llama."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -135,9 +127,6 @@ class Windows:
 
     Each pass over the stream cuts it at a fresh random phase into windows of `length`, and shuffles them. With BOS the
     input is BOS and all but the last token of a window; without BOS it is the window itself. Both predict `length` tokens.
-
-    Raises:
-        InputError: the stream is shorter than two windows.
     """
 
     def __init__(self, stream: np.ndarray, *, length: int, seed: int, bos: int | None) -> None:

@@ -97,9 +97,6 @@ class Settings(checks.Settings):
     """How toys are made and trained.
 
     `ablations`: also make fresh variants that lack one ingredient.
-
-    Raises:
-        InputError: a number that is too small.
     """
 
     LEAST: ClassVar = {"positions": 8, "longest": 8, "targets": 0}
@@ -179,9 +176,6 @@ class Matching:
             norm: kind of the model's norms.
             strengths: of the fresh model; toys have torch's own where there are none.
             frequencies: of RoPE's planes, as `frequencies` gives them.
-
-        Raises:
-            InputError: the model's length is too short, or its depth is none.
         """
         at_least("length", length, 2)
         s = self.settings
@@ -230,9 +224,6 @@ class Matching:
             plan: made by this.
             folder: where unfinished training is kept and resumed from; the caller removes it in the end.
             progress: called with (model-steps done, in all).
-
-        Raises:
-            InputError: as `train.train` does.
         """
         s, device = self.settings, torch.device(usable_device(self.device))
         members: dict[tuple[str, Training], list[Member]] = {}

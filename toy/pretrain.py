@@ -175,11 +175,7 @@ class _Training:
         self._resume()
 
     def one_step(self) -> float | None:
-        """Update the weights once; returns the loss where it is logged.
-
-        Raises:
-            InputError: that loss is not finite.
-        """
+        """Update the weights once; returns the loss where it is logged."""
         options, began = self.options, time.monotonic()
         device = next(self.model.parameters()).device
         rate = options.learning_rate(self.step)

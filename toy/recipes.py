@@ -177,21 +177,13 @@ class Pretraining(Options):
         return Recipe("", "") if self.recipe is None else RECIPES[self.recipe]
 
     def training(self) -> Options:
-        """How to train.
-
-        Raises:
-            InputError: numbers out of range.
-        """
+        """How to train."""
         values: dict[str, Any] = {of.name: getattr(self, of.name) for of in fields(Options)}
         values["bos"] = self.row.bos if self.bos is None else self.bos
         return Options(**values)
 
     def kept(self) -> list[int]:
-        """The steps whose weights are kept; those of a recipe as far as training goes.
-
-        Raises:
-            InputError: they are no list of whole numbers.
-        """
+        """The steps whose weights are kept; those of a recipe as far as training goes."""
         if self.keep_steps is None:
             return [step for step in self.row.keep_steps if step < self.steps]
         try:

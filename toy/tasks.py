@@ -132,9 +132,6 @@ class InContext(Task):
     items and eps = `anisotropy` ("fixed": every class is one vector, and all lean to one side). Components of all vectors
     have standard deviation `1/sqrt(width)` at scale "text", as the paper says, and `1/width` at scale "program", as its
     program draws them. The query's class is that of the item at a random position, or at one of `biased`.
-
-    Raises:
-        InputError: numbers that do not go together.
     """
 
     kind = "in-context"
@@ -291,9 +288,6 @@ class WhichFirst(Task):
     The two stand at random places before the last one; everywhere else are uniform random tokens of the other ids. A reader
     that knows which tokens there are, but not their order, is right in exactly half of the cases: exchanging the two marked
     tokens (`mirrored`) changes the answer and nothing that such a reader sees.
-
-    Raises:
-        InputError: no room for the two, or no token besides them.
     """
 
     kind = "which-first"

@@ -242,9 +242,6 @@ class Toy(Watched):
         """Fresh weights of the same architecture, those of `toy.model.initial`.
 
         Without `positional`, learned positions and sinusoids are zero, rotations the identity, and nothing decays.
-
-        Raises:
-            InputError: another initialization than "config": toys have no other.
         """
         if initialization != CONFIG:
             raise InputError(

@@ -24,11 +24,7 @@ UNKNOWN = Interval(math.nan, math.nan, math.nan)
 
 
 def estimated(ds: xr.Dataset, name: str, **where: object) -> Interval:
-    """A variable at a place with the interval that its result holds.
-
-    Raises:
-        Lacks: there is no such variable.
-    """
+    """A variable at a place with the interval that its result holds."""
     if name not in ds:
         raise Lacks(name)
     return Interval(*estimate(ds, name, **where))
@@ -55,11 +51,7 @@ def over_training(*groups: Sequence[float]) -> Interval:
 
 
 def prompted(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> list[np.ndarray]:
-    """Profiles [prompt, position] up to the query, one array per seed.
-
-    Raises:
-        Lacks: the result has none of this condition.
-    """
+    """Profiles [prompt, position] up to the query, one array per seed."""
     if not {"prompt", "position"} <= set(ds[variable].dims):
         raise Lacks(variable)
     values, query = by_condition(ds, variable)[variable].sel(condition=condition), options_of(ds).get("query")
@@ -70,11 +62,7 @@ def prompted(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> l
 
 
 def with_middle(ds: xr.Dataset, condition: str, variable: str = "sensitivity") -> list[np.ndarray]:
-    """`prompted` of a model whose windows, if any, reach over the text, and whose profile has ends and a middle.
-
-    Raises:
-        Lacks: it has not.
-    """
+    """`prompted` of a model whose windows, if any, reach over the text, and whose profile has ends and a middle."""
     model, profiles = config(ds), prompted(ds, condition, variable)
     window = (model.get("use_sliding_window", True) and model.get("sliding_window")) or math.inf
     if window < max(values.shape[1] for values in profiles) or not any(

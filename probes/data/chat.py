@@ -54,9 +54,6 @@ def rendered(model: View, chat: Chat) -> list[str]:
     """Every conversation as the model's chat template writes it, special tokens spelled out.
 
     A conversation whose last message is not the assistant's ends where the template lets the assistant begin.
-
-    Raises:
-        InputError: as `conversations`; or a tokenizer without a chat template, or whose template refuses a conversation.
     """
     tokenizer: Any = model.tokenizer
     held = conversations(chat)

@@ -63,11 +63,7 @@ def read_documents(path: str | Path) -> list[Document]:
 
 
 def text_files(path: str | Path) -> list[Path]:
-    """The files that `read_documents` would read; none of them is opened.
-
-    Raises:
-        InputError: the path does not exist, or holds no text files.
-    """
+    """The files that `read_documents` would read; none of them is opened."""
     path, kind = Path(path), what_is(path)
     if kind in ("nothing", "neither"):
         raise InputError(f"text '{path}' {'does not exist' if kind == 'nothing' else 'is a pipe or a device'}; {GIVE}")

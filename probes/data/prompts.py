@@ -166,11 +166,7 @@ def check_source(
     first: FirstToken | int = "auto",
     **_: Any,
 ) -> None:
-    """Refuse what is wrong before a model is read: a file that does not exist, two sources, a policy for a chat.
-
-    Raises:
-        InputError: one of these.
-    """
+    """Refuse what is wrong before a model is read: a file that does not exist, two sources, a policy for a chat."""
     several = [f"{kind} '{name}'" for kind, name in (("text", text), ("dataset", dataset)) if name is not None]
     several += [named(chat)] if chat is not None else []
     if len(several) > 1:
@@ -186,11 +182,7 @@ def check_source(
 
 
 def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
-    """The attributes `first_policy` and, unless that is "none", `first_id` of a result; of several ids, also `first_ids`.
-
-    Raises:
-        InputError: the first-token policy cannot be followed on this model.
-    """
+    """A result's attributes `first_policy` and, unless that is "none", `first_id`; of several ids, also `first_ids`."""
     if isinstance(first, bool) or not isinstance(first, (int, str)):
         raise InputError(f"first={first} is no token id; {POLICIES}")
     if isinstance(first, int):
@@ -215,11 +207,7 @@ def put_first(policy: Mapping[str, str | int | float]) -> list[int]:
 
 
 def check_highest(model: View, highest: int) -> None:
-    """Check that the model has an embedding for the highest id of a tokenized text.
-
-    Raises:
-        InputError: it has none.
-    """
+    """Check that the model has an embedding for the highest id of a tokenized text."""
     if highest >= model.spec.vocabulary:
         raise InputError(
             f"the tokenizer gives id {highest}, but {model.identity.name} has {model.spec.vocabulary} embeddings; "
@@ -228,11 +216,7 @@ def check_highest(model: View, highest: int) -> None:
 
 
 def parse_first(value: str) -> FirstToken | int:
-    """Read a first-token policy from the command line: "auto", "bos", "none", or a token id in digits.
-
-    Raises:
-        InputError: it is none of these.
-    """
+    """Read a first-token policy from the command line: "auto", "bos", "none", or a token id in digits."""
     if value == "auto" or value == "bos" or value == "none":
         return value
     try:

@@ -96,11 +96,7 @@ def filled(form: str, key: str, value: str) -> str:
 
 
 def read_template(name: str) -> Template:
-    """A form by its name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """A form by its name."""
     if name not in TEMPLATES:
         raise InputError(f"template '{name}' is none of {', '.join(TEMPLATES)}; give one of them")
     return TEMPLATES[name]

@@ -46,11 +46,7 @@ def tokenize(
     length: int,
     random: np.random.Generator,
 ) -> list[Tokenized]:
-    """`wanted` documents that hold a window of `length`, or all there are.
-
-    Raises:
-        InputError: none of them holds one.
-    """
+    """`wanted` documents that hold a window of `length`, or all there are."""
     budget = MARGIN * length * -(-n // wanted)  # tokens of a document
     kept, longest, short = [], 0, 0
     for name, text in documents:
@@ -73,11 +69,7 @@ def tokenize(
 def cut(
     documents: Sequence[Tokenized], n: int, length: int, random: np.random.Generator, source: str
 ) -> tuple[Int[np.ndarray, "window position"], list[int], float]:
-    """Windows, the number of each one's document, and the share of their tokens that are in several windows.
-
-    Raises:
-        InputError: the documents have fewer windows than that.
-    """
+    """Windows, the number of each one's document, and the share of their tokens that are in several windows."""
     room = [len(ids) - length + 1 for _, ids in documents]  # starts
     if sum(room) < n:
         tokens = sum(len(ids) for _, ids in documents)

@@ -35,9 +35,6 @@ def consequences(
 
     Next-token logits are read out for some positions at a time. The loss is NaN where the head excludes the token
     (logit minus infinity): toys may tell only some of the ids apart.
-
-    Raises:
-        InputError: values that are not finite.
     """
     report, length = Tally(progress, len(tokens)), tokens.shape[1]
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
@@ -111,21 +108,13 @@ def known_mean(values: Float[np.ndarray, "*some predicted"]) -> Float[np.ndarray
 
 
 def check_losses(model: View, loss: Float[np.ndarray, ...]) -> None:
-    """Refuse losses that are not finite; NaN stands for tokens that the head excludes.
-
-    Raises:
-        InputError: some are infinite.
-    """
+    """Refuse losses that are not finite; NaN stands for tokens that the head excludes."""
     if np.isinf(loss).any():
         raise not_finite(model, "a next-token loss")
 
 
 def check_recall(model: View, contexts: int) -> None:
-    """Refuse what recall of so many lists could not be measured on.
-
-    Raises:
-        InputError: an odd number, or a model whose tokenizer makes no lists.
-    """
+    """Refuse what recall of so many lists could not be measured on."""
     if contexts % 2:
         raise InputError(f"recall={contexts} is odd; lists come in couples")
     Maker(model, Rung(RECALLED), read_template("sentences"))

@@ -212,11 +212,7 @@ def _firsts(model: View, tokens: Int[Tensor, "prompt position"]) -> dict[str, Te
 
 
 def drawn_starts(model: View, tokens: Int[Tensor, "prompt position"], starts: int, seed: int) -> Int[Tensor, " start"]:
-    """Drawn from the ids that occur in `tokens`, special ones left out; all of them where they are fewer.
-
-    Raises:
-        InputError: `starts` or the ids are less than 2, or a negative seed.
-    """
+    """Drawn from the ids that occur in `tokens`, special ones left out; all of them where they are fewer."""
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     ends = (getattr(model.tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "unk"))

@@ -74,11 +74,7 @@ def ablated(
 
 
 def _by_layer(model: View, heads: Sequence[Head]) -> dict[int, list[int]]:
-    """Heads by their block.
-
-    Raises:
-        InputError: none, one twice, or one that does not exist.
-    """
+    """Heads by their block."""
     chosen = [(int(layer), int(head)) for layer, head in heads]
     blocks, count = model.spec.blocks, model.spec.heads
     for layer, head in chosen:
@@ -126,11 +122,7 @@ def _of_0(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def parse_heads(value: str) -> tuple[Head, ...]:
-    """Read "18.8,26.2", blocks and heads.
-
-    Raises:
-        InputError: not written like that.
-    """
+    """Read "18.8,26.2", blocks and heads."""
     heads = []
     for part in value.split(","):
         if (written := re.fullmatch(r" *([0-9]{1,6})\.([0-9]{1,6}) *", part)) is None:

@@ -20,11 +20,7 @@ PACKED, LAST = "packed.json", "model"
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a small file.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The JSON object in a small file."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no JSON, or none that ends

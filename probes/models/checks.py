@@ -40,11 +40,7 @@ def check_tokens(model: View, tokens: object) -> None:
 
 
 def check_length(model: View, length: int, what: str, remedy: str) -> None:
-    """Check that a text is no longer than the model was made for, unless it was loaded for longer ones.
-
-    Raises:
-        InputError: it is; `what` and `remedy` are its words.
-    """
+    """Check that a text is no longer than the model was made for, unless it was loaded for longer ones."""
     most = model.spec.max_length
     if most is not None and length > most:
         lifted = "learned" not in model.spec.positional and model.identity.backend != "toy"
@@ -89,11 +85,7 @@ def _pads(model: View) -> Iterator[tuple[int, int]]:
 
 
 def check_id(model: View, token: int, what: str = "token id") -> None:
-    """Check that the model has an embedding for an id; `what` is what an error calls it.
-
-    Raises:
-        InputError: it has none.
-    """
+    """Check that the model has an embedding for an id; `what` is what an error calls it."""
     if not 0 <= token < model.spec.vocabulary:
         raise InputError(
             f"{what} {token} is outside the vocabulary of {model.identity.name}; "
@@ -103,20 +95,12 @@ def check_id(model: View, token: int, what: str = "token id") -> None:
 
 @torch.no_grad()
 def check_logits(model: View) -> None:
-    """Check that the model gives next-token logits, before what needs them begins.
-
-    Raises:
-        InputError: it has no output head.
-    """
+    """Check that the model gives next-token logits, before what needs them begins."""
     model.unembed(torch.zeros(1, model.spec.width, device=model.device, dtype=model.dtype))
 
 
 def check_place(model: View, tokens: Any, query: int, from_layer: Any) -> tuple[int, list[int]]:
-    """(the query counted from the front, the source blocks in rising order).
-
-    Raises:
-        InputError: tokens, query or block that the model cannot take.
-    """
+    """(the query counted from the front, the source blocks in rising order)."""
     check_tokens(model, tokens)
     blocks, length = model.spec.blocks, tokens.shape[1]
     at = query + length if query < 0 else query

@@ -238,11 +238,7 @@ def erased(
 
 
 def check_where(model: View, layer: Any) -> tuple[int, ...]:
-    """The blocks of a place.
-
-    Raises:
-        InputError: there is no such block.
-    """
+    """The blocks of a place."""
     blocks = model.spec.blocks
     if layer == "all":
         return tuple(range(blocks))

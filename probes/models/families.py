@@ -280,11 +280,7 @@ SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", 
 
 
 def check_sizes(config: Any) -> None:
-    """Refuse sizes that transformers takes and no model can be made of.
-
-    Raises:
-        InputError: one is not at least 1, or heads do not share keys evenly.
-    """
+    """Refuse sizes that transformers takes and no model can be made of."""
     for name in SIZES:
         if isinstance(value := getattr(config, name, None), int) and value < 1:
             raise InputError(f"the config has {name}={value}; give at least 1")

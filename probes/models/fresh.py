@@ -19,11 +19,7 @@ NO_SINK = -1e30  # a learned sink logit of weight 0 beside any other, and finite
 
 
 def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
-    """What a rule means for a configuration.
-
-    Raises:
-        InputError: no such rule.
-    """
+    """What a rule means for a configuration."""
     if rule != CONFIG:
         return resolve(rule, config.num_hidden_layers, config.hidden_size)
     default: Any = AutoConfig.for_model(config.model_type).initializer_range
@@ -40,11 +36,7 @@ def initialization_of(config: Any, rule: Rule = CONFIG) -> Initialization:
 
 
 def _made(config: Any) -> Any:
-    """A configuration's model, drawn by transformers in float32.
-
-    Raises:
-        InputError: no model can be made of it.
-    """
+    """A configuration's model, drawn by transformers in float32."""
     config = copy.deepcopy(config)
     config._attn_implementation = None
     try:
@@ -105,9 +97,6 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
 
     Without `positional`: rotations are replaced by the identity (times the scaling that some RoPE types apply to the
     logits), learned positions by zeros.
-
-    Raises:
-        InputError: no model can be made of the configuration.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -109,11 +109,7 @@ def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:
 
 
 def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) -> None:
-    """Refuse a keyword that would make the attention differ from what `attend` computes.
-
-    Raises:
-        InputError: a mask, a keyword that is not known here, or a value that changes the result; all by name.
-    """
+    """Refuse a keyword that would make the attention differ from what `attend` computes."""
     what = f"{type(module).__qualname__} gives its attention"
     if mask is not None:
         raise InputError(f"{what} a mask of its own, which probes do not follow")
@@ -133,9 +129,6 @@ class Listening:
         watcher: the view's.
         device: where edits and the watcher find the tensors.
         recording: whether attention is kept.
-
-    Raises:
-        InputError: an edit of no such site or block.
     """
 
     def __init__(

@@ -383,11 +383,7 @@ listening: ContextVar[Listening] = ContextVar("headwater_attention_listener")
 def _attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls in a shadow: the listening view may change q, k, v, then this attends as the model would.
-
-    Raises:
-        InputError: a keyword that is not known here, or a value by which the model attends in another way.
-    """
+    """What transformers calls in a shadow: the listening view may change q, k, v; attention is the model's."""
     check_told(module, attention_mask, kwargs)
     heard = listening.get()
     layer = heard.modules[id(module)]

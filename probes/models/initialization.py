@@ -97,11 +97,7 @@ PUBLISHED = tuple(published(1, 1))
 
 
 def resolve(rule: Rule, blocks: int, width: int) -> Initialization:
-    """What a rule means for a model of that depth and width, unless it is "config" (see `fresh.initialization_of`).
-
-    Raises:
-        InputError: no such rule, or a number that is no usable deviation.
-    """
+    """What a rule means for a model of that depth and width, unless it is "config" (see `fresh.initialization_of`)."""
     if isinstance(rule, Initialization):
         return rule
     if isinstance(rule, str) and rule in PUBLISHED:
@@ -111,11 +107,7 @@ def resolve(rule: Rule, blocks: int, width: int) -> Initialization:
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule that no model could be drawn by, before a model is loaded.
-
-    Raises:
-        InputError: as `resolve` does.
-    """
+    """Refuse a rule that no model could be drawn by, before a model is loaded."""
     if rule != CONFIG:
         resolve(rule, 1, 1)
 

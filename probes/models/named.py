@@ -70,11 +70,7 @@ def bundled() -> list[str]:
 
 
 def located(name: str) -> Path:
-    """Where a model of that name is on this machine: a bundled one's folder, a packaged one's file, or the path itself.
-
-    Raises:
-        InputError: as `packaged` does.
-    """
+    """Where a model is on this machine: a bundled one's folder, a packaged one's file, or the path itself."""
     if name in bundled():
         return CHECKPOINTS / name
     if name in PACKAGED:
@@ -83,11 +79,7 @@ def located(name: str) -> Path:
 
 
 def find(source: str, revision: str | None, how: Reading) -> Found:
-    """The model of that name.
-
-    Raises:
-        InputError: as `probes.load` does.
-    """
+    """The model of that name."""
     if what_is(source) == "nothing" and "@" in source:
         source, _, suffix = source.rpartition("@")
         if revision not in (None, suffix):
@@ -183,11 +175,7 @@ def _from_gguf(path: Path, name: str, how: Reading) -> Found:
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> Any:
-    """The tokenizer of a folder.
-
-    Raises:
-        InputError: there is none that can be read.
-    """
+    """The tokenizer of a folder."""
     try:
         with _quiet():
             return _tokenizer(Path(path))

@@ -38,11 +38,7 @@ PACKAGED = MappingProxyType(
 
 
 def packaged(name: str) -> Path:
-    """A packaged model's file. Parts are joined once, beside the first.
-
-    Raises:
-        InputError: a package or its file is not there, or parts make another file, or it cannot be written.
-    """
+    """A packaged model's file. Parts are joined once, beside the first."""
     model, found = PACKAGED[name], list[Path]()
     for package in model.packages:
         if (path := _shipped(package)) is None:

@@ -93,9 +93,6 @@ class Apart:
 
     A block that the first prompt's check rejects stays whole for the others, too. `obstacle` says what a caller put on a
     block that keeps engine "auto" from taking it apart.
-
-    Raises:
-        InputError: engine "parts" does not know some block.
     """
 
     def __init__(self, model: View, lowest: int, engine: Engine) -> None:

@@ -153,11 +153,7 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
 
 
 def attention_of(block: nn.Module, layer: int, family: Family) -> Any:
-    """A block's attention itself, whatever modules of a caller's are around block or attention.
-
-    Raises:
-        InputError: the block has none.
-    """
+    """A block's attention itself, whatever modules of a caller's are around block or attention."""
     outer = next((part for part in block.modules() if family.attention in part._modules), None)
     within = () if outer is None else getattr(outer, family.attention).modules()
     attention = next((part for part in within if {family.output, "o"} & set(part._modules)), None)
@@ -170,11 +166,7 @@ def attention_of(block: nn.Module, layer: int, family: Family) -> Any:
 
 
 def output_head(model: Any) -> nn.Module:
-    """What makes next-token logits of normed rows.
-
-    Raises:
-        InputError: the model has no such thing.
-    """
+    """What makes next-token logits of normed rows."""
     head, vocabulary = model.get_output_embeddings(), model.config.vocab_size
     if head is None or isinstance(head, nn.Identity) or getattr(head, "out_features", vocabulary) < vocabulary:
         raise InputError(

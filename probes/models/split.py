@@ -32,11 +32,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def hooks(module: nn.Module) -> list[AlignDevicesHook]:
-    """The hooks that align this module's devices.
-
-    Raises:
-        InputError: it carries another hook of accelerate's.
-    """
+    """The hooks that align this module's devices."""
     hook = vars(module).get("_hf_hook")
     return [] if hook is None else _flat(hook)
 
@@ -87,11 +83,7 @@ class Weight:
         return self.source is not None or not self.parameter.is_meta
 
     def value(self) -> Tensor:
-        """The parameter itself, or its values wherever they are kept, in its dtype.
-
-        Raises:
-            InputError: what was offloaded cannot be read any more.
-        """
+        """The parameter itself, or its values wherever they are kept, in its dtype."""
         if self.source is None:
             return self.parameter
         values, key = self.source
@@ -156,11 +148,7 @@ def dispatched(model: Any, like: Any) -> Any:
 
 
 def placement(device_map: Any, max_memory: Any, offload_folder: Any) -> dict[str, Any] | None:
-    """Where a caller wants a model, as transformers takes it; None for nothing.
-
-    Raises:
-        InputError: options without a map.
-    """
+    """Where a caller wants a model, as transformers takes it; None for nothing."""
     options = {"max_memory": max_memory, "offload_folder": offload_folder}
     options = {option: value for option, value in options.items() if value is not None}
     if device_map is None:

@@ -191,11 +191,7 @@ def unswapped(model: View) -> View:
 
 
 def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
-    """Read a replacement from the command line: one of `KINDS`, or a token id in digits; `choices` is what an error names.
-
-    Raises:
-        InputError: it is none of these.
-    """
+    """Read a replacement from the command line: one of `KINDS`, or a token id; `choices` is what an error names."""
     if value in KINDS:
         return value
     if value.isdecimal() and len(value) <= 12:  # Python reads no numbers of thousands of digits
@@ -204,11 +200,7 @@ def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
 
 
 def check_replacement(model: View, replacement: Any) -> Replacement:
-    """The replacement as a plain integer or one of `KINDS`.
-
-    Raises:
-        InputError: neither, or an id outside the model's vocabulary.
-    """
+    """The replacement as a plain integer or one of `KINDS`."""
     if isinstance(replacement, str) and replacement in KINDS:
         return replacement
     if isinstance(replacement, bool) or not isinstance(replacement, Integral):
@@ -256,11 +248,7 @@ class Intervention(NamedTuple):
         return f"{self.what}{layer}{part}{'' if self.dose == 1 else f'*{self.dose:g}'}"
 
     def on(self, model: View, reference: Int[Tensor, "prompt position"], *, seed: int = 0) -> Edited:
-        """The model under the intervention; means are taken over `reference`.
-
-        Raises:
-            InputError: as `swapped` and `reweighed`.
-        """
+        """The model under the intervention; means are taken over `reference`."""
         if self.what in WAYS:
             return reweighed(model, self.what, layer=self.layer, reference=reference)
         options: dict[str, Any] = {"layer": self.layer, "part": self.part, "dose": self.dose}
@@ -268,11 +256,7 @@ class Intervention(NamedTuple):
 
 
 def intervention(given: Any) -> Intervention:
-    """An intervention from its name, or from a replacement alone.
-
-    Raises:
-        InputError: not written as the module says.
-    """
+    """An intervention from its name, or from a replacement alone."""
     if isinstance(given, Intervention):
         return given
     if not isinstance(given, str):  # a token id, or what `swapped` refuses

@@ -47,11 +47,7 @@ class Page:
 
 
 def write(page: Page, out: str | Path) -> Path:
-    """Write `index.html` into the folder `out` and return its path.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
+    """Write `index.html` into the folder `out` and return its path."""
     judged = [claim for claim in page.claims if claim.verdict in JUDGED]
     folder = Path(__file__).parent
     # Everything is text unless it is marked as ours.

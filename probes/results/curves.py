@@ -80,9 +80,6 @@ def shift_null(a: ArrayLike, b: ArrayLike) -> ShiftNull:
     The other curve of N points is joined to its mirror image, a circle of 2 N points without a jump, and turned by every
     number of them. (Without the mirror a curve that does not end where it began has a jump that its shifts move inside:
     of two random walks of 36 points 15 % are then "related" at p <= 0.05; with it 4 %, as of 12 and of 72.)
-
-    Raises:
-        InputError: as `spearman`.
     """
     x, y = _pair(a, b)
     circle = np.concatenate([y, y[::-1]])
@@ -99,9 +96,6 @@ def rms_log_error(a: ArrayLike, b: ArrayLike, *, free_scale: bool = False) -> fl
 
     With `free_scale` the constant factor that makes it smallest is removed first (shapes are compared). Positions where
     both are zero agree; where only one is, the error is infinite.
-
-    Raises:
-        InputError: the curves differ in length, have fewer than 2 points, or hold what is not finite.
     """
     x, y = _pair(a, b)
     if np.any((x == 0) != (y == 0)):
@@ -195,11 +189,7 @@ def estimate(ds: xr.Dataset, name: str, **where: object) -> tuple[float, float, 
 
 
 def with_interval(ds: xr.Dataset, name: str) -> xr.DataArray:
-    """A variable with the dimension `estimate`: value, low, high; the ends are NaN where the result holds none.
-
-    Raises:
-        KeyError: there is no such variable.
-    """
+    """A variable with the dimension `estimate`: value, low, high; the ends are NaN where the result holds none."""
     value = ds[name]
     parts = [value, *(ds.get(f"{name}_{end}", xr.full_like(value, math.nan, dtype=float)) for end in ("low", "high"))]
     return xr.concat(parts, xr.Variable("estimate", list(ESTIMATE)), coords="minimal", compat="override")

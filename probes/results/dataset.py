@@ -186,11 +186,7 @@ def kept(pieces: Store, measure: Callable[[], xr.Dataset]) -> xr.Dataset:
 
 
 def opened(result: Result) -> xr.Dataset:
-    """The result itself, or that of a file.
-
-    Raises:
-        InputError: as `load`, or it is neither.
-    """
+    """The result itself, or that of a file."""
     if isinstance(result, (str, os.PathLike)):
         return load(os.fspath(result))
     if not isinstance(result, xr.Dataset):

@@ -106,11 +106,7 @@ def range_told(values: ArrayLike, form: str = ".3g") -> str:
 
 
 def write_report(report: Report, path: Path, command: str | None = None) -> None:
-    """A report as a page in Markdown, under the command that made it: this one, if none is given.
-
-    Raises:
-        InputError: the path cannot be written to.
-    """
+    """A report as a page in Markdown, under the command that made it: this one, if none is given."""
     *above, last = report.tables
     command = str(made_with()["command"]) if command is None else command
     lines = [_code(command)] if command else []

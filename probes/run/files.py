@@ -181,11 +181,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[s
 def write_table(
     path: str | Path, title: str, lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    """A page in Markdown: a title, lines of text under it, one table.
-
-    Raises:
-        InputError: the path cannot be written to.
-    """
+    """A page in Markdown: a title, lines of text under it, one table."""
     text = [f"# {title}", "", *(f"{line}\n" for line in lines), *table_lines(columns, rows)]
     with atomic(path) as temporary:
         temporary.write_text("\n".join(text) + "\n", encoding="utf-8")
@@ -193,11 +189,7 @@ def write_table(
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Within it, no other process writes below a path; the lock is `PATH.lock`, and goes with the folders made for it.
-
-    Raises:
-        InputError: another process has the lock.
-    """
+    """Within it, no other process writes below a path; the lock `PATH.lock` goes with the folders made for it."""
     lock = path.with_name(f"{path.name}.lock")
     made = missing_folders(lock.parent)
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -28,11 +28,7 @@ def reached(device: Any) -> torch.device:
 
 
 def named(device: str) -> torch.device:
-    """The device of a name, as `reached`.
-
-    Raises:
-        InputError: it is not there.
-    """
+    """The device of a name, as `reached`."""
     try:
         return reached(device)
     except UNUSABLE as error:

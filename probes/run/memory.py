@@ -140,9 +140,6 @@ def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:
     Args:
         tensor: any but an empty one.
         folder: where the file is; the system's folder for temporary files unless given.
-
-    Raises:
-        InputError: there is no room for the file.
     """
     tensor, own = tensor.detach().contiguous(), own_memory(tensor.device)
     if own is not None and available(tensor.device) > own.mem_get_info(tensor.device)[1] // 2:
@@ -184,11 +181,7 @@ class Retry:
         self.parts = 1
 
     def __call__(self, work: Callable[[], Made]) -> Made:
-        """What `work()` gives; begun anew with blocks half as large as often as memory runs out.
-
-        Raises:
-            InputError: it runs out with the smallest, too.
-        """
+        """What `work()` gives; begun anew with blocks half as large as often as memory runs out."""
         before = getattr(self.report, "done", None)
         while True:
             try:

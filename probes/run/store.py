@@ -71,19 +71,11 @@ class Store:
         return self.folder is not None and next(self.folder.rglob("[!.]*.npz"), None) is not None
 
     def get(self, name: str) -> Piece | None:
-        """A piece, or None where it is not there.
-
-        Raises:
-            InputError: it is not as it was written.
-        """
+        """A piece, or None where it is not there."""
         return _read(self._path(name)) if self.has(name) else None
 
     def put(self, name: str, piece: Piece) -> None:
-        """Write a piece in place of an older one; after a failure that one is as it was.
-
-        Raises:
-            InputError: the folder cannot be written to, or the disk is full.
-        """
+        """Write a piece in place of an older one; after a failure that one is as it was."""
         with atomic(self._path(name)) as temporary, temporary.open("wb") as file:
             np.savez(file, **piece, **{NAMES: np.array(list(piece), str)})  # type: ignore[arg-type]
 
@@ -116,9 +108,6 @@ class Store:
                 others. What a piece holds does not depend on those that are made with it, rounding aside.
             at_once: how many pieces it is asked for at most, as `probes.run.memory.prompts_at_once` says.
             before: hears which pieces this process will make; those that are missing here are found elsewhere.
-
-        Raises:
-            InputError: as `put`, or the folder is not seen by all processes.
         """
         if (place := self._scope + stage) in self._stages:
             raise ValueError(f"this store has made '{place}' before; give each call a store of its own, or a scope")
@@ -240,9 +229,6 @@ def unfinished(out: Path, kind: str) -> Iterator[Path]:
     """The folder of a command's units, `OUT/unfinished/KIND`: no other run writes to it meanwhile.
 
     Where the body ends well the folder is removed, with units of other settings and what kills have left of result files.
-
-    Raises:
-        InputError: the folder cannot be made or written to, or another run is writing to it.
     """
     root = out / FOLDER / kind
     if processes.first():

@@ -153,9 +153,6 @@ def cesaro_bins(length: int, blocks: int, *, alpha: float = 1.0) -> Float[np.nda
         blocks: L, 1 or more.
         alpha: the share of attention, from 0 to 1.
 
-    Raises:
-        InputError: a number is out of its range.
-
     Source: [Chowdhury], arXiv 2603.10123, the same density; its integral over a bin is ours.
     """
     at_least("length", length, 1)

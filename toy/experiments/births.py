@@ -72,11 +72,7 @@ WARMUP, SAVE_EVERY = 100, 100  # steps
 
 
 def strength(kind: str) -> float:
-    """d sigma^2 of a kind of initialization.
-
-    Raises:
-        InputError: it is no kind.
-    """
+    """d sigma^2 of a kind of initialization."""
     profile, _, text = kind.rpartition("-")
     try:
         found = float(text)
@@ -201,11 +197,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
 
 
 def _runs(s: Settings, work: Work, reports: list[dict[str, Any]]) -> Cells:
-    """Run by run, trained first where need be, with everything that was measured at its checkpoints.
-
-    Raises:
-        InputError: a folder's model has other settings or other text; `reports` get what its `training.json` holds.
-    """
+    """Run by run, trained first where need be, with everything that was measured at its checkpoints."""
     cells, home = list(product(s.kinds, s.seeds)), work.folder.parent / "births-runs"
     documents, _ = find_text(text=None if s.text == STDLIB else s.text)
     text = hold_out(documents, characters=s.heldout_characters)

@@ -71,11 +71,7 @@ class Work:
 
 
 def experiment(name: str) -> Any:
-    """The module of an experiment.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """The module of an experiment."""
     if name not in EXPERIMENTS:
         raise InputError(
             f"there is no experiment '{name}'{near(name, EXPERIMENTS)}; give one of {', '.join(EXPERIMENTS)}, or all"
@@ -90,11 +86,7 @@ def draw(name: str, ds: xr.Dataset, path: Path) -> list[Path]:
 
 
 def settings_of(name: str, *, quick: bool, given: Sequence[str] = ()) -> Any:
-    """An experiment's settings: full or quick ones, with changes given as "field=value" (lists as "2,4").
-
-    Raises:
-        InputError: no such experiment or field, a field given twice, or a value of another type.
-    """
+    """An experiment's settings: full or quick ones, with changes given as "field=value" (lists as "2,4")."""
     module = experiment(name)
     return changed(module.QUICK if quick else module.Settings(), given, name)
 
@@ -159,9 +151,6 @@ def claims_of(name: str, ds: xr.Dataset) -> list[Claim]:
     """The published statements as rows of the table of all claims: with what they were measured on, and the command.
 
     What the result does not measure has the command of the full run.
-
-    Raises:
-        InputError: there is no experiment of that name.
     """
     seeds, command = ds.sizes.get("seed", 1), str(ds.attrs.get("command", ""))
     up_to = "up to " * (len(commands_in(command)) > 1)  # settings that several commands trained may have fewer seeds

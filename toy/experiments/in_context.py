@@ -54,11 +54,7 @@ Model = tuple[Architecture, Mapping[str, Tensor]]  # its weights without model d
 
 
 def switches_of(mask: str) -> dict[str, Any]:
-    """The fields of `Architecture` that a mask's name stands for: causal, full, window-N or prefix-N.
-
-    Raises:
-        InputError: no such mask.
-    """
+    """The fields of `Architecture` that a mask's name stands for: causal, full, window-N or prefix-N."""
     kind, _, number = mask.partition("-")
     numbered = kind in ("window", "prefix")
     if kind not in get_args(Mask) or numbered != number.isdecimal() or (number and not numbered):

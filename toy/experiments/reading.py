@@ -112,9 +112,6 @@ def means(values: xr.DataArray) -> dict[str, Interval]:
     """Means over runs by place, in words, of values [..., seed]; places without any run are left out.
 
     Of values [..., estimate] their own intervals; of others, which are exact, intervals without width.
-
-    Raises:
-        Lacks: there is no run at all.
     """
     if "seed" in values.dims and "estimate" not in values.dims:
         return _by_place(over_runs, values)
@@ -159,11 +156,7 @@ def tell(found: Mapping[str, Interval], test: Callable[..., Test], *than: float,
 
 
 def together(parts: Mapping[str, Told], of: Callable[[list[Any]], Test] = every) -> Told:
-    """What several parts of a result say, by name, and whether all of them hold (or some).
-
-    Raises:
-        Lacks: there is none.
-    """
+    """What several parts of a result say, by name, and whether all of them hold (or some)."""
     need(parts)
     return "; ".join(f"{name}: {words}" for name, (words, _) in parts.items()), of([test for _, test in parts.values()])
 

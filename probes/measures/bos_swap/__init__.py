@@ -140,11 +140,7 @@ def _by_prompt(ds: xr.Dataset, when: str, key: int = 0) -> xr.DataArray:
 
 
 def _chosen(ds: xr.Dataset, *names: str) -> xr.Dataset:
-    """The result of these replacements.
-
-    Raises:
-        KeyError: one is missing.
-    """
+    """The result of these replacements."""
     return of_several(ds).sel(replacement=list(names))
 
 

@@ -204,11 +204,7 @@ def bos_swap(
 
 
 def _interventions(given: Any) -> dict[str, Intervention]:
-    """By name, in order.
-
-    Raises:
-        InputError: there is none, one is unknown or named twice.
-    """
+    """By name, in order."""
     chosen = [intervention(one) for one in (given if isinstance(given, (list, tuple)) else [given])]
     named = {str(one.label): one for one in chosen}
     if not chosen or len(named) < len(chosen):

@@ -75,11 +75,7 @@ class Options(options.Bands):
 
 
 def parse_erase(value: str) -> tuple[Where, ...]:
-    """Read from the command line: "off", or places as in "all,0,12".
-
-    Raises:
-        InputError: it is none of these.
-    """
+    """Read from the command line: "off", or places as in "all,0,12"."""
     if value.strip() == "off":
         return ()
     found: list[Where] = []
@@ -97,21 +93,13 @@ def erases_nothing(ds: xr.Dataset) -> bool:
 
 
 def acting(ds: xr.Dataset) -> xr.Dataset:
-    """The result without the model as it is and interventions that erase nothing.
-
-    Raises:
-        KeyError: nothing was erased.
-    """
+    """The result without the model as it is and interventions that erase nothing."""
     names = [name for name in ds["intervention"].values if name != NONE]
     return ds.sel(intervention=[name for name in names if not erases_nothing(ds.sel(intervention=name))])
 
 
 def controls(ds: xr.Dataset, place: str) -> tuple[Interval, Interval]:
-    """Of the controls of "direction" at a place, in nats: where one more would lie, and what it costs beyond them.
-
-    Raises:
-        KeyError: there are none.
-    """
+    """Of the controls of "direction" at a place, in nats: where one more would lie, and what it costs beyond them."""
     costs = ds["control_loss_change_by_prompt"].sel(place=place).transpose("prompt", "control").values
     loss = ds["loss_by_prompt"]
     own = (loss.sel(intervention=f"direction {place}") - loss.sel(intervention=NONE)).values

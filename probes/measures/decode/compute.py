@@ -174,11 +174,7 @@ def _interventions(model: View, erase: Sequence[Where]) -> dict[str, dict[str, A
 
 
 def _units(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " prompt"]:
-    """The number of each prompt's document. Its bits say in which half it is, in which part of that, in which part of that.
-
-    Raises:
-        InputError: too few documents for that, or not one named for each prompt.
-    """
+    """The number of each prompt's document. Its bits say in which half it is, in which part of that, and so on."""
     if documents is not None and len(documents) != count:
         raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
     unit = np.arange(count) if documents is None else numbered(documents)

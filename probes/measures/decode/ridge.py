@@ -140,9 +140,6 @@ def trained(
 
     Returns:
         `weights` [layer, band, target, d], `constant` [layer, band, target].
-
-    Raises:
-        InputError: streams that are not finite.
     """
     rows, count, device = 1 + model.spec.width + len(TARGETS), len(layers), precise(model.device)
     parts = torch.zeros(2, count, len(bands), rows, rows, dtype=torch.float64, device=device)

@@ -78,11 +78,7 @@ class Options(options.Options):
     seed: int = options.seed()
 
     def values(self) -> dict[str, Any]:
-        """As `inspect` takes them, files read.
-
-        Raises:
-            InputError: several texts, a file that cannot be read or holds several texts.
-        """
+        """As `inspect` takes them, files read."""
         values = {name: value for name, value in vars(self).items() if name != "text"}
         values |= {"of": int(self.of) if self.of.isdecimal() else self.of, "first": parse_first(self.first)}
         several = [f"--{name}" for name in ("prompt", "text", "chat") if getattr(self, name) is not None]

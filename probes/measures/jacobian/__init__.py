@@ -94,11 +94,7 @@ class Options(options.Options):
     query: int = options.option("The position read out; negative counts from the end.", -1)
 
     def values(self) -> dict[str, Any]:
-        """As `profile` takes them, with `conditions`, `seeds` and `no_rope` for `units`.
-
-        Raises:
-            InputError: conditions or an initialization that there are not, or no fresh weights to use it for.
-        """
+        """As `profile` takes them, with `conditions`, `seeds` and `no_rope` for `units`."""
         conditions = [part.strip() for part in self.conditions.split(",") if part.strip()]
         if not conditions or not set(conditions) <= set(CONDITIONS) or len(set(conditions)) < len(conditions):
             raise InputError(f"conditions '{self.conditions}' are not init, pretrained or both; as in init,pretrained")

@@ -242,11 +242,7 @@ def usual_bands(length: int, lags: Sequence[int]) -> tuple[Band, ...]:
 
 
 def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, ...], tuple[int, ...]]:
-    """Bands and lags that fit model and prompts.
-
-    Raises:
-        InputError: as `leakage` does.
-    """
+    """Bands and lags that fit model and prompts."""
     check_tokens(model, tokens)
     if model.spec.prefix is not None:
         raise InputError(
@@ -289,9 +285,6 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
     """How many prompts fresh weights are measured on, `asked` or as many as there are; 0 for no such null.
 
     If not given, `FRESH_PROMPTS` where memory has room for a second copy of the weights.
-
-    Raises:
-        InputError: too few for two halves of several.
     """
     if asked is None:
         module = getattr(getattr(model, "original", model), "_model", None)

@@ -35,11 +35,7 @@ Named: TypeAlias = dict[str, tuple[Float[Tensor, "resample head"], ...]]  # the 
 def resampling(
     prompts: int, count: int, seed: int, documents: Sequence[str] | None = None
 ) -> Int[Tensor, "resample prompt"]:
-    """`statistics.resampling` within each half.
-
-    Raises:
-        InputError: a number of resamples or a seed that is none, or documents that are not those of the prompts.
-    """
+    """`statistics.resampling` within each half."""
     for name, value in {"bootstrap": count, "seed": seed}.items():
         if not isinstance(value, int) or value < 0:
             raise InputError(f"{name}={value} cannot be used; give a whole number, 0 or more")
@@ -62,9 +58,6 @@ def splits(
 
     By the names of `leakage`'s variables; and "shuffled", [total and share, shuffle, layer, head, band]. Every process
     runs all prompts through the blocks and splits a share of these.
-
-    Raises:
-        InputError: values that are not finite.
     """
     report, longest = Tally(progress, model.spec.blocks), max(last + 1 - first for first, last in bands)
     # Heads that are taken together, so that the quantities of prompts stay below a block's numbers where one head's do.

@@ -150,11 +150,7 @@ def retrieval(
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Refuse numbers that cannot be used.
-
-    Raises:
-        InputError: one of them is out of range, or does nothing.
-    """
+    """Refuse numbers that cannot be used."""
     for name, lowest in LEAST.items():
         if given[name] < lowest:
             raise InputError(f"{name}={given[name]} is too few; give at least {lowest}")

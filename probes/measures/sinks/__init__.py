@@ -81,11 +81,7 @@ class Options(options.Options):
 
 
 def numbers(text: str | None, name: str, example: str) -> tuple[int, ...] | None:
-    """Whole numbers and ranges of them, ends included: "0-7", "0,5", "0-3,8".
-
-    Raises:
-        InputError: something else, see `options.read_ranges`.
-    """
+    """Whole numbers and ranges of them, ends included: "0-7", "0,5", "0-3,8"."""
     ranges = [] if text is None else options.read_ranges(text, name, example)
     return tuple(number for first, last in ranges for number in range(first, last + 1)) or None
 

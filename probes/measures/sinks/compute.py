@@ -245,11 +245,7 @@ def _kept(evict: Any, keep: Any, length: int) -> tuple[list[int], list[int]]:
 
 
 def _distinct(name: str, values: Any, least: int, length: int) -> list[int]:
-    """Whole numbers below a prompt's length; a single one counts as a list of it.
-
-    Raises:
-        InputError: one that cannot be used, none, or one twice.
-    """
+    """Whole numbers below a prompt's length; a single one counts as a list of it."""
     listed: list[Any] = np.atleast_1d(values).tolist()
     remedy = f"give whole numbers from {least} to {length - 1}"
     for value in listed:

@@ -128,11 +128,7 @@ class _Stated:
                 raise self.wrong(key, "headwater does not know how to follow it; give the checkpoint's own folder")
 
     def number(self, key: str, default: float | int | None = None, *, least: float = 0.0, whole: bool = False) -> Any:
-        """A number of at least `least`.
-
-        Raises:
-            InputError: it is none, or not there and without a default.
-        """
+        """A number of at least `least`."""
         value: Any = self.values.get(key, default)
         if value is None:
             raise self.header.refuse(f"does not state {self.kind}.{key}; convert the model again")
