@@ -159,8 +159,8 @@ def reweighed(
         how: "without-0": no later query sees key 0, the other keys share its weight. "without-value-0": later queries keep
             all their weights, and that on key 0 gives nothing, `A_i0 v_0` = 0; weights then sum to `1 - A_i0`.
             "constant-sink": key 0's logit is its mean over queries, as a learned sink logit would be. "held-log-z":
-            `log Z_i` loses its trend, a straight line in log(1 + i) through its mean, and keeps what texts make of it;
-            weights then no longer sum to 1.
+            `log Z_i` loses its trend, a straight line through its mean in the log of the number of keys that i sees, and
+            keeps what texts make of it; weights then no longer sum to 1.
         layer: the first block that is changed.
         heads: (block, head) of those that are changed, of these blocks; all unless given.
         reference: prompts that means are taken over, of each head by itself.
@@ -186,21 +186,19 @@ def reweighed(
             of_layer = {n: partial(_of_heads, picked[n], function) for n, function in of_layer.items()}
         return [Edit("logits", n, function) for n, function in of_layer.items()]
 
-    def prepared(model: View) -> Any:
-        return None if reference is None or how in WITHOUT else _means(model, how, reference)
-
-    where = f"from block {layer}" if chosen is None else f"in {_named(chosen)} from block {layer}"
-    return Edited(model, Change(f"{how} {where}", edits, prepared))
+    given = None if how in WITHOUT else reference
+    said = f"{how} from block {layer}" if chosen is None else f"{how} in {_named(chosen)} from block {layer}"
+    return Edited(model, Change(said, edits, lambda model: None if given is None else _means(model, how, given)))
 
 
 def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any, ...]]:
     """Of every head [H, 1, 1], by block, over the queries from 1 on: the mean of s_i0.
 
-    For "held-log-z", the slope of log Z_i by log(1 + i), and the mean of log(1 + i).
+    For "held-log-z", the slope of log Z_i by the log of the number of keys that i sees, that log's mean, and the window.
     """
     sums: dict[int, list[Tensor]] = {}
-    x = torch.arange(1, reference.shape[1], dtype=torch.float64).log1p()  # log Z_i grows with the number of keys, 1 + i
-    middle, centred = float(x.mean()), (x - x.mean()).to(precise(model.device))
+    keys = torch.arange(2, reference.shape[1] + 1, dtype=torch.float64, device=precise(model.device))
+    x = [keys.clamp(1, window).log() for window in model.spec.windows]  # by which log Z_i grows
 
     def watch(layer: int, attention: Attention) -> None:
         rows = []
@@ -210,6 +208,7 @@ def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any,
             rows.append((log_z if how == "held-log-z" else first)[..., 0])
         every = double(torch.cat(rows, 2)[..., 1:])  # [prompt, H, query]
         if how == "held-log-z":
+            centred = x[layer] - x[layer].mean()
             mean = (every @ centred) / centred.square().sum().clamp_min(TINY)
         else:
             seen = torch.isfinite(every)  # behind a window nobody sees key 0
@@ -220,7 +219,8 @@ def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any,
         for some in batches(range(len(reference)), model, reference.shape[1]):
             model.residual(model.embed(reference[some]))
     means = {layer: torch.cat(found).mean(0)[:, None, None] for layer, found in sums.items()}
-    return {layer: (mean, middle) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
+    more = [(float(x.mean()), window) for x, window in zip(x, model.spec.windows, strict=True)]
+    return {layer: (mean, *more[layer]) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
 
 
 def _of_heads(
@@ -247,7 +247,7 @@ def _constant_sink(
 
 
 def _held(
-    slope: Tensor, middle: float, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+    slope: Tensor, middle: float, window: int | None, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
-    trend = slope.to(log_z) * (queries.to(log_z).log1p() - middle)
+    trend = slope.to(log_z) * ((queries.to(log_z) + 1).clamp(1, window).log() - middle)
     return logits, torch.where(queries > 0, log_z - trend, log_z)
