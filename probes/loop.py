@@ -26,7 +26,7 @@ from .models.view import View
 from .options import Loading, Options, Prompts
 from .results.dataset import attributes, kept, provenance, save
 from .run import processes
-from .run.files import file_name, require_free, together
+from .run.files import file_name, together
 from .run.progress import Advance, announce
 from .run.store import RESULT, Store, going_on, unfinished
 
@@ -106,8 +106,6 @@ def run(
     out, values = Path(out), (options or measure.options()).values()
     with unfinished(out, measure.name) as root:
         models = subjects(measure, sources, prompts, load or loading.load, remark)
-        names = [one.name for one in models]
-        require_free(written(measure, names, out))
         units = list(measure.units(values))
         stores = {label(one.name, unit): one.store(root, unit, prompts.seed) for one in models for unit in units}
         if line := going_on(stores):

@@ -71,6 +71,6 @@ def test_of_files_written_together_none_appears_after_a_failure(tmp_path, error)
     with pytest.raises((KeyboardInterrupt, InputError)) as raised:
         written()
     assert error is raised.value or "folder' is a folder" in str(raised.value)
-    assert listing(tmp_path) == {"a": b"old", "folder": None}
+    assert listing(tmp_path) == {"a": b"old", "deep": None, "folder": None}
     write(tmp_path / "a", "new")  # and what comes after takes its place at once
     assert listing(tmp_path)["a"] == b"new"

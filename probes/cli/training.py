@@ -37,12 +37,11 @@ def map_(
     from ..headlines import SHOWN, headlines, write_tables
     from ..measures.map import MAP, atlas, places
     from ..results.dataset import save
-    from ..run.files import require_free, together
+    from ..run.files import together
     from ..run.store import unfinished
 
     nc, *_ = files = [out / f"map.{end}" for end in ("nc", "png", "svg", "md")]
     with progress() as advance, unfinished(out, "map") as root:
-        require_free(files)
         ds = atlas(places(quick=quick), root, seeds=seeds, products=products, advance=advance, remark=remark)
         with together():
             save(ds, nc)

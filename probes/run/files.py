@@ -29,8 +29,7 @@ def what_is(path: str | Path) -> Literal["file", "folder", "neither", "nothing"]
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "neither"
 
 
-# Within `together`: by place, the temporary file that takes it at the end, and folders made for it.
-_waiting: dict[Path, tuple[Path, list[Path]]] | None = None
+_waiting: dict[Path, Path] | None = None  # within `together`: by place, the temporary file that takes it at the end
 
 
 @contextmanager
@@ -44,18 +43,18 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     temporary = path.with_name(f".{path.stem}-{os.getpid():08x}{path.suffix}")
-    made = missing_folders(path.parent)
     try:
+        if path.is_dir():
+            raise InputError(f"'{path}' is a folder, and a file is to be written there; move it")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if _waiting is None:
             temporary.replace(path)
         else:
-            _waiting[path] = temporary, made
+            _waiting[path] = temporary
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        remove_empty(made)
         reason = system_error(error)
         if reason is None:
             raise
@@ -68,9 +67,6 @@ def together() -> Iterator[None]:
 
     So a disk that is full when the figure is written leaves the older result beside the older figure. Within another
     `together` this does nothing of its own.
-
-    Raises:
-        InputError: a folder stands where a file is to be written.
     """
     global _waiting
     if _waiting is not None:
@@ -79,16 +75,12 @@ def together() -> Iterator[None]:
     _waiting = {}
     try:
         yield
-        for path in _waiting:
-            if path.is_dir():
-                raise InputError(f"'{path}' is a folder, and a file is to be written there; move it")
-        for path, (temporary, _) in _waiting.items():
+        for path, temporary in _waiting.items():
             temporary.replace(path)
     finally:
         written, _waiting = _waiting, None
-        for temporary, made in written.values():
+        for temporary in written.values():
             temporary.unlink(missing_ok=True)
-            remove_empty(made)  # stays where it holds files
 
 
 def system_error(error: BaseException) -> str | None:
@@ -111,19 +103,6 @@ def remove_empty(folders: Sequence[Path]) -> None:
     for folder in folders:
         with suppress(OSError):  # not made, or somebody else's file is in it
             folder.rmdir()
-
-
-def require_free(files: Sequence[Path]) -> None:
-    """Check before long work that no folder has the name of a file to be written.
-
-    Raises:
-        InputError: one has.
-    """
-    for file in files:
-        if file.is_dir():
-            raise InputError(
-                f"'{file}' is a folder, and a file is to be written there; move it, or give another folder"
-            )
 
 
 def require_writable(folder: str | Path) -> None:
