@@ -1,15 +1,7 @@
-"""Token batches for probing: windows of a text, cut at random offsets, or conversations.
+"""Token batches for probing: windows of a text, cut at random offsets, or conversations; `docs/prompts.md` says how.
 
-Text comes from a file, a `datasets` name or is bundled: English prose, or code.
-
-A window lies within one document, and prompts carry its name: windows of one document are alike, so documents are what
-intervals resample. Windows are spread over the documents evenly, and the two halves of the prompts share no document (see
-`windows`). A special token that a text spells out is that token, as the model's own tokenizer has it. What stands at
-position 0 is the first-token policy: Qwen has no BOS, Llama was trained with one, and sinks depend on it; the policy is
-therefore explicit and recorded.
-
-The seed alone decides which documents are read and where the windows begin: the same under every policy, so that two
-policies can be compared on one text.
+The seed alone decides which documents are read and where the windows begin: the same under every first-token policy, so that
+two policies can be compared on one text.
 """
 
 from __future__ import annotations

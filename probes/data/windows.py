@@ -1,13 +1,9 @@
 """Windows of tokens within documents: which documents are read, how much of each, and where the windows begin.
 
-- Documents come in a seeded random order (of a stream, 256 at a time). As many are read as there are windows, or all; a
-  document that is shorter than a window is skipped. Of a long document one passage is read, from a random place, `MARGIN`
-  times as long as its windows.
-- The first half of the windows comes from the first half of the documents, the second half from the others, so that halves
-  share none (unless there is one document, or one half of the documents is too short). Within a half, documents take turns.
-- Windows of one document do not overlap where they fit into it side by side: their places are then uniform among all such
-  placements. Where they do not fit, their starts are uniform without replacement. The tokens at a position say nothing
-  about the position.
+Documents come in a seeded random order (of a stream, 256 at a time). As many are read as there are windows, or all; a
+document that is shorter than a window is skipped. Of a long document one passage is read, from a random place, `MARGIN`
+times as long as its windows. How windows are spread over documents stands in `docs/prompts.md`. Where a document has no room
+for its windows side by side, their starts are uniform without replacement.
 """
 
 from __future__ import annotations

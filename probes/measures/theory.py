@@ -1,10 +1,7 @@
 """Measured profiles beside theory: the second-moment kernel in four forms, and [Chowdhury]'s N^L with its best alpha.
 
 The kernel predicts a mean square, so that profiles here are root mean squares over prompts and geometric means over seeds.
-Errors are over the positions up to the query. `uniform`, `values` and `score_path` are the kernel of these weights with
-uniform attention, with the measured patterns held constant, and with their dependence on queries and keys; `config` is the
-kernel from the config alone. On pretrained weights the kernel is the random-matrix baseline: what departs from it was
-learned. `value` and `score` are the paths on which patterns are held constant, and the rest.
+The forms and paths are those of `docs/probes/theory.md`.
 """
 
 from __future__ import annotations

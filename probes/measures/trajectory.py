@@ -1,16 +1,7 @@
-"""Position 0 as a closed system: under a causal mask it sees only itself.
+"""Position 0 as a closed system: under a causal mask it sees only itself. Definitions: `docs/probes/trajectory.md`.
 
-The stream at position 0 is a function of the first token and nothing else. Its attention has one key and weight 1 on it, so
-that every block adds W_O W_V of its own stream and a feed-forward of that. What is followed through the blocks stands on the
-measure's page (`docs/probes/trajectory.md`).
-
-**Massive activations** ([Sun], arXiv 2402.17762, section 2): the median is over positions and dimensions of a prompt's
-stream at one layer, its mean over prompts.
-
-**Convergence**: tokens drawn without replacement from those of the prompts. Blocks that move any token behind BOS are not
-what makes position 0 special. Pairs that share a token are not independent: intervals are the jackknife's over tokens.
-
-Streams are read one layer at a time, as they pass, of one prompt or, on a GPU, of as many as go through it together.
+Tokens are drawn without replacement from those of the prompts. Streams are read one layer at a time, as they pass, of one
+prompt or, on a GPU, of as many as go through it together. Source: [Sun], arXiv 2402.17762, section 2 (massive activations).
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Attention with a key-value cache that keeps the first and the last keys alone, as a view that probes can be run on.
 
-[Xiao], StreamingLLM: query i sees the keys j < `first` and j > i - `last`; all blocks run on the streams that this leaves. A
-cache has lost something from i = first + last on. Where positions are counted by the cache, distances to the last keys are
-the text's, so that only logits of the first keys change: the query is rotated anew, to first + last - 1 at a full cache.
-Rotations belong to a pass, which is why the angles are read from one. `value_0`: whether the value of key 0 is kept.
-
-Source: [Xiao], arXiv 2309.17453, section 3.2.
+[Xiao], StreamingLLM, arXiv 2309.17453, section 3.2; what is kept and how it is numbered: `docs/probes/sinks.md`, "Eviction".
+Rotations belong to a pass, which is why the angles are read from one.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@ Ten random tokens, and a model of its own for each position k that is trained to
 one; no positional encoding, one causal head. What a model cannot know shows as a loss that stays up: the post's curves are
 single runs, here each point has several seeds.
 
-"Converged" is a model whose loss no longer falls: the mean loss of the last twentieth of the training is at most `STILL`
-nats below that of the twentieth before the last quarter. A model that still falls is trained anew with twice the steps, the
-learning rate falling more slowly, at most `rounds` times.
+Who has converged (`STILL`, `rounds`) stands in `docs/probes/match.md`.
 """
 
 from __future__ import annotations

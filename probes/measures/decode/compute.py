@@ -2,14 +2,9 @@
 
 Definitions stand on the measure's page (`docs/probes/decode.md`). Readers are those of `ridge`, erasures those of
 `probes.models.erase`. Layer l is the stream that block l reads, so that layer 0 are the embeddings; the last one is what the
-final norm reads.
-
-Who fits and who judges. Documents are in two halves. `r2` of a half is by readers that the other one fitted. `r2_chosen` is
-that of one layer for each octave: the half that is read has two parts, and on either part the layer with the highest mean
-R^2 on the other part is judged. What is erased is estimated on one half and its outcomes are measured on the other. Readers
-behind an erasure (`r2_last`) are fitted anew within the half that is measured, on one part of its documents for the other;
-those of the untouched model ("none") on as few. `residual` is V(X) of `probes.leakage`, mean over blocks and heads, the mean
-of both halves, each on its own prompts.
+final norm reads. Readers behind an erasure (`r2_last`) are fitted anew within the half that is measured, on one part of its
+documents for the other; those of the untouched model ("none") on as few. `residual` is V(X) of `probes.leakage`, mean over
+blocks and heads, the mean of both halves, each on its own prompts.
 
 Sources: [Belrose], LEACE, arXiv 2306.03819; [Chi], arXiv 2305.13571, and [Kazemnejad], arXiv 2305.19466, for position in
 streams without encoding; the rest is ours.

@@ -8,12 +8,9 @@ which needs no more of the streams than their moments, the sum of (1, x, z)(1, x
 `STRENGTHS` times the mean eigenvalue of S: the training set has two parts, of different documents; each strength is fitted
 on either part and tried on the other one in a second pass, and with the best of them the whole set is fitted.
 
-Each band of positions has a reader: all from 1 on, and the octaves (`bands_of`). That of an octave is its own, or that of
-all positions, scaled and moved to what it predicts of the other part, whichever has the smaller error between both parts.
-
-What is predicted beyond the band's own range of log(1 + i) counts as its nearer end, here and in R^2. Without that, a
-single token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in
-the middle of SmolLM2-135M, 32 prompts of 128 tokens). Two more targets are the nulls (`TARGETS`).
+Readers of bands, and what counts beyond a band's range, are those of `docs/probes/decode.md`. Without that clipping a single
+token with a massive activation, of a kind that the training set lacks, would decide over strength and R^2 (-12 in the middle
+of SmolLM2-135M, 32 prompts of 128 tokens). Two more targets are the nulls (`TARGETS`).
 """
 
 from __future__ import annotations
