@@ -33,14 +33,8 @@ from .run.store import RESULT, Store, going_on, unfinished
 Results: TypeAlias = dict[str, xr.Dataset]
 Remark: TypeAlias = Callable[[str], object]
 
-KEY = (
-    "weights",
-    "backend",
-    "dtype",
-    "changed",
-    "tokens_sha256",
-    "headwater",
-)  # of the provenance: what numbers depend on
+# Of the provenance: what numbers depend on.
+KEY = ("weights", "backend", "dtype", "changed", "tokens_sha256", "headwater")
 
 
 @dataclass(frozen=True)

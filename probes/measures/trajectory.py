@@ -27,7 +27,7 @@ from ..models.checks import check_tokens, not_finite
 from ..models.edited import passing
 from ..models.load import takes_model
 from ..models.swap import unswapped
-from ..models.view import Edit, View
+from ..models.view import View
 from ..results.curves import with_interval
 from ..results.dataset import Variable, dataset, labelled, provenance
 from ..results.statistics import jackknife
@@ -217,17 +217,10 @@ def drawn_starts(model: View, tokens: Int[Tensor, "prompt position"], starts: in
     return torch.from_numpy(drawn).long()
 
 
-@torch.no_grad()
 def streams_at(model: View, tokens: Int[Tensor, "prompt position"], position: int) -> Float[Tensor, "prompt layer d"]:
     """Every layer's stream at one position in float64."""
-    streams: list[Tensor] = []
-
-    def take(stream: Tensor) -> Tensor:
-        streams.append(double(stream[:, position]))
-        return stream
-
-    edits = [Edit("residual", layer, take) for layer in range(model.spec.blocks)]
-    take(model.residual(model.embed(tokens), edits=edits))
+    streams = list[Tensor]()
+    passing(model, tokens, lambda _, passed: streams.append(double(passed[:, position])))
     return torch.stack(streams, 1)
 
 

@@ -81,19 +81,14 @@ S = G in its place changes the error from 3.2 to 3.4 %.
 
 What is special is the size: a fresh stream is as small as its embeddings, and a branch is divided by its own rms, so that
 block 0 multiplies the Jacobian by about 1 / sigma (193 below it and 3.8 above it at position 0, sigma = 0.02), and logits
-change with the stream as steeply: at the last position nearly everything comes through scores (64.3 of 64.6). The kernel
-with the score path is 3.2 and 2.1 % off for OLMo 2 and 3 at width 128 (6 blocks, T = 48, two seeds), 2.3 and 1.8 % at width
-256; without the score path it is 21 to 38 % off, and uniform attention is no theory of these models.
+change with the stream as steeply: at the last position nearly everything comes through scores (64.3 of 64.6). Without the
+score path the kernel is 21 to 38 % off, and uniform attention is no theory of these models.
 
 Norms of queries and keys over the whole width (OLMo) put their own derivative between R and W as norms per head do. Of it, a
 head's own features are kept; what other heads' features add through the common rms is O(1 / H c).
 
 With experts (Qwen3-MoE, gpt-oss) K is that of `probes.models.feedforward`: positions have in common what they send through
 the same expert, and the choice of experts is held.
-
-Where the assumption stops: trained weights are neither independent nor isotropic. On a pretrained model the same kernel is
-the random-matrix baseline, from its own scales, norms, activations and patterns, and what training has changed in how
-directions line up is the ratio of the measured profile to it.
 
 From the configuration alone (`second_moment_from_config`) the coefficients are expectations: the covariance of the stream,
 Q_ik = E x_i.x_k / d, starts from sigma_embedding^2 for equal tokens, and goes up through Q <- Q + s^2 A N A^T for attention,
@@ -103,9 +98,6 @@ expectations over jointly Gaussian pre-activations of covariance d sigma^2 N; th
 multiplied by the mean over experts, E sum_e w_ie w_ke for router logits of covariance d sigma^2 N, and K gains the router's
 own part; a router's bias, 1/d of its logits' covariance, is left out. Attention is uniform: where queries and keys are
 normed (Qwen3, Gemma 3, OLMo) this is not what fresh models do.
-
-Costs in multiply-adds, per block: uniform O(T^2 (f + T)); measured 2 T^3 per head; the score path T^2 c^2 + T c^3 more, c
-the head width (causal patterns; `score_path`).
 """
 
 from __future__ import annotations

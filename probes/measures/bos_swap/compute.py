@@ -279,14 +279,11 @@ def _compared(before: Side, after: Side, unit: Int[np.ndarray, " prompt"]) -> Va
     ratio = Variable((), "sink rate of key 0 after the swap / before")
     found |= with_low_high("sink_rate_kept", ratio, kept(one[..., 0].mean(1), other[..., 0].mean(1), unit))
     one, other = before["losses"], after["losses"]
-    change = (
-        np.append(end, np.nan) for end in jackknife(_mean, other - one, unit)
-    )  # the last position predicts nothing
+    # The last position predicts nothing.
+    change = (np.append(end, np.nan) for end in jackknife(_mean, other - one, unit))
     words = Variable(("position",), "change of the next-token loss by the swap", "nat")
     found |= with_low_high("loss_change", words, change)
-    one, other, kl = (
-        known_mean(values[:, 1:]) for values in (one, other, after["kl"])
-    )  # from 1 on, those that are known
+    one, other, kl = (known_mean(values[:, 1:]) for values in (one, other, after["kl"]))
     of_model = Variable((), f"next-token loss, {FROM_1}", "nat")
     found |= _both("loss", of_model, one, other, unit, "_of_model", "_by_prompt")
     words = Variable((), f"KL divergence of the next token from the model as it is, {FROM_1}", "nat")

@@ -29,32 +29,16 @@ Y = sum_j J_j w_j V_j^T, w_j = 1/||V_j||_F^2 so that positions count alike. The 
 A forward product is a difference of passes (`Prompt.push`) and counts as `FORWARD` products.
 
 On a GPU that knows TF32 a float32 model's sketches, but those of the score path, take products of cotangents and weights in
-it: sensitivities move by up to 1e-3, a tenth of a standard error (TF32 imitated on a CPU, SmolLM2 and Qwen2.5-0.5B). Passes,
-patterns and attention's products stay in float32.
+it (`docs/scale.md`). Passes, patterns and attention's products stay in float32.
 
-Elasticity. With P prompts and the query at position q,
-
-    elasticity_j = sensitivity_j rms(x) / rms(h),    rms(x)^2 = mean of x_i^2,    rms(h)^2 = ||h - mu||^2 / d.
-
-rms(x) is one number: over all prompts and numbers of the inputs at positions 1 to q, alike, so that a profile keeps its
-shape; position 0 stays out, where a model may have something of another size. rms(h) is each prompt's, at its query; mu is
-the mean vector of the same readout over all P prompts and positions 1 to q, which the query can see, all with one weight. It
-is taken out since a trained stream has dimensions that are large and nearly constant (one of SmolLM2's 576 has 44 % of the
-mean square, 91 % of it constant), whose change says nothing about the text. Of a single prompt mu is the mean over its
-positions. Documents are not known here: one that gives several prompts counts as often.
-
-After the final norm. J_normed = N J with N the norm's Jacobian at the query (d x d), so that its products are those of the
-rows of N, pulled back in the same batches. Beside the stream the sketch takes half as many: its basis are the images that
-were pushed forward for the stream, taken through N, and need no forward products.
+Elasticity, the readout after the final norm and pathways are defined in `docs/probes/jacobian.md`. Documents are not known
+here: in rms(h) one that gives several prompts counts as often; of a single prompt mu is the mean over its positions. Beside
+the stream the sketch of the normed readout takes half as many products: its basis are the images that were pushed forward
+for the stream, taken through the norm's Jacobian, and need no forward products. For the pathway `score` every direction is
+pulled back twice, and the difference of the two is what is squared, so that each estimate stays exact or unbiased as above.
 
 `scalar`: one product, the gradient of the sum of the readout's entries (the all-ones direction), the surrogate used by
 [Chowdhury]; unbiased over random signs only, and without a standard error.
-
-Pathways. J = J_value + J_score: `value` is the Jacobian with every block's attention pattern held constant, the sum over
-all paths through values, feed-forwards and the residual stream; `score` is the rest, all paths that pass at least once
-through a pattern's dependence on its queries and keys. Every direction is pulled back twice for `score`, and the
-difference of the two is what is squared, so that each of the three estimates stays exact or unbiased as above. Norms do not
-add: ||J||^2 = ||J_value||^2 + ||J_score||^2 + 2 <J_value, J_score>; at initialization the last term is small.
 """
 
 from __future__ import annotations
