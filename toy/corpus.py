@@ -56,11 +56,7 @@ def find_text(
 
 
 def hold_out(documents: list[Document], *, characters: int) -> tuple[list[Document], list[Document]]:
-    """(training, held out): whole documents where enough of them are short, else pieces of documents.
-
-    Raises:
-        InputError: there is too little text to hold out `characters` and train on at least as much.
-    """
+    """(training, held out): whole documents where enough of them are short, else pieces of documents."""
     at_least("heldout_characters", characters, 1)
     for candidates in (documents, [piece for document in documents for piece in _pieces(document, characters // 10)]):
         training, heldout = split_heldout(candidates, characters=characters)

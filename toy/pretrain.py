@@ -213,11 +213,7 @@ class _Training:
 
     @torch.no_grad()
     def _resume(self) -> None:
-        """Take up an unfinished run in the folder, if there is one.
-
-        Raises:
-            InputError: it has another identity, which the message names: its checkpoints are in the folder, too.
-        """
+        """Take up an unfinished run in the folder, if there is one."""
         arrays = Store(self.out / STATE, UNIT).get(RESULT)
         if arrays is None:
             return

@@ -110,9 +110,6 @@ class Maker:
         rung: how difficult.
         template: the form of context and question.
         first: what stands at position 0, as in `probes.prompts`.
-
-    Raises:
-        InputError: no tokenizer, too few keys or values of one shape, or a context longer than the model's.
     """
 
     def __init__(self, model: View, rung: Rung, template: Template, *, first: FirstToken | int = "auto") -> None:

@@ -118,11 +118,7 @@ def fractions(length: int) -> Float[np.ndarray, " position"]:
 
 
 def averaged(values: Samples, *, squares: bool = False) -> Float[np.ndarray, " position"]:
-    """One curve of [seed, prompt, position]: the geometric mean; with `squares` of the root mean squares over prompts.
-
-    Raises:
-        InputError: there is nothing to average, or values that are negative or not finite.
-    """
+    """One curve of [seed, prompt, position]: the geometric mean; with `squares` of root mean squares over prompts."""
     found = _checked(values)
     return typical(np.sqrt(np.mean(found**2, axis=1)) if squares else found)
 

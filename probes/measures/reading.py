@@ -32,9 +32,6 @@ def read_prompt(
 
     Returns: its ids, what each of them stands for in the text, that text (None for ids without a tokenizer), and the
         attributes that say where position 0 comes from.
-
-    Raises:
-        InputError: nothing or two things given, no tokenizer or chat template to read it with, too few ids or too many.
     """
     if (prompt is None) == (chat is None):
         raise InputError(f"{'no prompt is' if prompt is None else 'both prompt and chat are'} given; give one of them")

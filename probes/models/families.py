@@ -257,12 +257,7 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
 
 
 def family_of(config: Any) -> Family:
-    """The table's row for a configuration, or for a model type.
-
-    Raises:
-        InputError: the model type is not in the table, its attention is bidirectional, or its rotations depend on texts
-            that it has read before.
-    """
+    """The table's row for a configuration, or for a model type."""
     kind = config if isinstance(config, str) else config.model_type
     if kind not in FAMILIES:
         raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")

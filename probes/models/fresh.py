@@ -54,11 +54,7 @@ def without_weights(config: Any) -> Any:
 
 
 def birth_of(config: Any, rule: Initialization) -> Birth:
-    """What fresh weights of this configuration are drawn from under a rule.
-
-    Raises:
-        InputError: no model can be made of it, or one with experts in some blocks alone.
-    """
+    """What fresh weights of this configuration are drawn from under a rule."""
     family, decoder = family_of(config), without_weights(config).get_decoder()
     every = [family.parts(block) for block in getattr(decoder, family.blocks)]
     parts, norm = every[0], every[0].attention_norm or every[0].post_attention_norm

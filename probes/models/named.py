@@ -111,11 +111,7 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
 
 
 def _from_hub(source: str, revision: str | None) -> Path:
-    """The folder of a model in the local cache, which its commit names; fetched where it is not all there.
-
-    Raises:
-        InputError: this is no hub id, the hub knows no such model or revision, or it does not answer.
-    """
+    """The folder of a model in the local cache, which its commit names; fetched where it is not all there."""
     import huggingface_hub
     from huggingface_hub import errors
 

@@ -71,11 +71,7 @@ def obstacle(block: nn.Module) -> str | None:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside, which is the model itself where nothing is around it; nothing is copied.
-
-    Raises:
-        InputError: a PEFT model with trained vectors before the tokens (prompt tuning and its relatives).
-    """
+    """The model inside, which is the model itself where nothing is around it; nothing is copied."""
     if isinstance(model, nn.Module) and "_orig_mod" in model._modules:  # compiled code is ignored: a view runs modules
         return unwrapped(model._orig_mod)
     if not (type(model).__module__.partition(".")[0] == "peft" and hasattr(model, "get_base_model")):
@@ -132,11 +128,7 @@ def differentiable(model: nn.Module) -> Iterator[None]:
 
 
 def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
-    """The blocks of a shadow that a pass runs.
-
-    Raises:
-        InputError: they are not as many as the configuration says, rotate otherwise, or two places share modules.
-    """
+    """The blocks of a shadow that a pass runs."""
     blocks, config = getattr(decoder, family.blocks), decoder.config
     if len(blocks) != config.num_hidden_layers:
         raise InputError(

@@ -62,11 +62,7 @@ def smooth_between(curve: ArrayLike) -> Float[np.ndarray, " position"]:
 
 
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
-    """Spearman's rank correlation; ties share their mean rank. NaN where a curve is constant.
-
-    Raises:
-        InputError: the curves differ in length, have fewer than 2 points, or hold what is not finite.
-    """
+    """Spearman's rank correlation; ties share their mean rank. NaN where a curve is constant."""
     x, y = _pair(a, b)
     ranks = np.stack([rankdata(x), rankdata(y)])
     ranks -= ranks.mean(axis=1, keepdims=True)

@@ -227,9 +227,6 @@ def divided(
     """(ratio, the baseline scaled so that the ratio's geometric mean over "rest" is 1, the parts), all [position].
 
     `bare`: the baseline is no profile, and the parts are read off the sensitivity. Where both are zero the ratio is NaN.
-
-    Raises:
-        InputError: nothing is left between sink and recency to compare with.
     """
     parts = parts_of(sensitivity if bare else baseline)
     rest = (parts == "rest") & (sensitivity > 0) & (baseline > 0)

@@ -82,11 +82,7 @@ LARGEST = 2**31  # of a size
 
 
 def config_of(header: Header) -> Any:
-    """The configuration of a GGUF file.
-
-    Raises:
-        InputError: an architecture or key that is not supported, or a key with a value that no model has.
-    """
+    """The configuration of a GGUF file."""
     from transformers import AutoConfig
 
     if header.architecture not in ARCHITECTURES:
@@ -240,11 +236,7 @@ class Unread:
 
 
 def tensors_of(header: Header, config: Any, device: torch.device) -> dict[str, Unread]:
-    """The file's tensors in float32 on a device, as the configuration's model has them; some may be missing.
-
-    Raises:
-        InputError: a tensor of another shape, of a type that cannot be dequantized, or that the model has no place for.
-    """
+    """The file's tensors in float32 on a device, as the configuration's model has them; some may be missing."""
     import gguf
 
     from ..fresh import without_weights
@@ -298,11 +290,7 @@ REMEDY = "put the model's tokenizer.json and tokenizer_config.json beside the fi
 
 
 def tokenizer_of(header: Header) -> Any | None:
-    """The tokenizer, or None where the file has none.
-
-    Raises:
-        InputError: it splits texts by unknown rules, or is damaged.
-    """
+    """The tokenizer, or None where the file has none."""
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     values = header.values

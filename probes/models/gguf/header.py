@@ -65,12 +65,7 @@ class Header:
 
 
 def read_header(path: str | Path) -> Header:
-    """Read a GGUF file's header.
-
-    Raises:
-        InputError: the file cannot be read, is no GGUF file, one of several parts, cut short or damaged, of a version, byte
-            order or tensor type that is not known, or holds no language model.
-    """
+    """Read a GGUF file's header."""
     path = Path(path)
     try:
         reader = _reader(path)
