@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from .models.load import fresh as fresh
     from .models.load import load as load
     from .models.named import bundled as bundled
+    from .models.swap import revalued as revalued
     from .models.swap import swapped as swapped
     from .models.view import View as View
+    from .models.words import edited as edited
     from .results.curves import relative_error as relative_error
     from .results.curves import rms_profile as rms_profile
     from .results.dataset import combine as combine

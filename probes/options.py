@@ -6,7 +6,6 @@ all measures share, which prompts are drawn and how models are loaded, are here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ from .errors import InputError
 if TYPE_CHECKING:
     from .data.prompts import Drawn
     from .models.view import View
+    from .models.words import Intervention
 
 MOST_SEEDS = 10_000  # a larger number is a slip; it would show only after days, or when memory runs out
 MOST_PRODUCTS = 1_000_000
@@ -145,7 +145,7 @@ class Loading(Options):
     beyond: bool = flag(
         "--beyond", "Allow texts longer than the model was made for; impossible where positions are learned."
     )
-    ablate: str | None = option("Heads to take out, BLOCK.HEAD, as in 18.8,26.2.")
+    ablate: str | None = option("Heads to take out, as in 18.8,26.2, or other interventions, as in released@8.")
 
     def values(self) -> dict[str, Any]:
         """As `probes.load` takes them."""
@@ -160,20 +160,19 @@ class Loading(Options):
         chosen = {name: getattr(self, name) for name in ("backend", "device", "dtype", "beyond")}
         return chosen | {name: value for name, value in spread.items() if value is not None}
 
-    def heads(self) -> Sequence[Any] | None:
-        """The heads that are taken out."""
-        from .models.ablate import parse_heads
+    def changes(self) -> Intervention | None:
+        """What is done to the model."""
+        from .models.words import intervention
 
-        return None if self.ablate is None else parse_heads(self.ablate)
+        return None if self.ablate is None else intervention("+".join(word.strip() for word in self.ablate.split(",")))
 
     def load(self, source: str) -> View:
-        """The model, without the heads that are taken out."""
-        from .models.ablate import ablated
+        """The model, under the interventions that were asked for."""
         from .models.load import load
 
-        heads, values = self.heads(), self.values()
+        changes, values = self.changes(), self.values()
         model = load(source, **values)
-        return model if heads is None else ablated(model, heads)
+        return model if changes is None else changes.on(model)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from measured import EVERY, SOME, close, drawn_tokens, refused, view, watched
 from torch import Tensor
 
 import probes
-from probes.models.ablate import ablated, parse_heads, reweighed
+from probes.models.ablate import ablated, reweighed
 from probes.models.behind import continues
-from probes.models.swap import Intervention, intervention, swapped
+from probes.models.swap import swapped
 from probes.models.view import Edit
+from probes.models.words import Intervention, Word, intervention
 
 TOKENS = drawn_tokens(3, 12, least=3, first=0)
 BLOCKS, HEADS = families.BLOCKS, families.HEADS
@@ -141,6 +142,105 @@ def test_without_key_0_rows_are_normalized_anew_and_without_its_value_they_are_n
     close(first(reweighed(model, "without-0")).pattern(), expected, 1e-9, 1e-12)
 
 
+@pytest.mark.parametrize(("name", "backend"), SOME)
+@pytest.mark.parametrize("key", [0, 2])
+def test_brake_and_bias_by_whole_patterns(name, backend, key):
+    model = doubled(name, backend)
+    own = first(model)
+    pattern, later = own.pattern(), slice(key + 1, None)
+    logits = own.logits()
+    if own.sink is not None:
+        logits = torch.cat([logits, own.sink[:, None, None].expand(*logits.shape[:-1], 1)], -1)
+    hidden = logits[:, :, later].clone()
+    hidden[..., key] = -torch.inf
+    # Of the weight, what is left for others; by logits, since some heads park: 1 - A_i0 is 0.
+    left = hidden.logsumexp(-1) - logits[:, :, later].logsumexp(-1)
+    released = pattern.clone()
+    released[:, :, later] = hidden.softmax(-1)[..., : pattern.shape[-1]]
+    released[:, :, later, key] = pattern[:, :, later, key]
+    close(first(probes.edited(model, f"released-{key}")).pattern(), released, 1e-9, 1e-12)
+    without = first(probes.edited(model, f"without-{key}")).pattern()
+    close(first(probes.edited(model, f"released-{key}+without-value-{key}")).pattern(), without, 1e-9, 1e-12)
+    for word, factor in (("gain", left.mean((0, 2))[:, None, None].neg().exp()), ("gain", 1.5)):
+        gained = pattern.clone()
+        gained[:, :, later] *= factor
+        gained[:, :, later, key] = pattern[:, :, later, key]
+        written = f"{word}-{key}" + ("" if isinstance(factor, Tensor) else f"*{factor}")
+        close(first(probes.edited(model, written, reference=TOKENS)).pattern(), gained, 1e-9, 1e-12)
+
+
+def test_a_brake_is_released_where_a_head_parks():
+    """Key 0's weight rounds to 1 in float32: what others would have without it is in the logits still."""
+    model = view("llama")
+    parked = Edit("logits", 0, lambda s, log_z, i, j: _on_key_0(s, 200.0, i, j))
+    kept: list[Tensor] = []
+    other = probes.edited(model, "released").edits(model.embed(TOKENS))[0]
+    look = Edit("logits", 0, lambda s, log_z, i, j: (kept.append((s - log_z).exp()), (s, log_z))[1])
+    run(model, edits=[parked, look, other, look])
+    before, after = kept[0], kept[1]
+    assert (before[:, :, 1:, 0] == 1).all()
+    close(after[..., 1:].sum(-1)[..., 1:], torch.ones_like(after[..., 1:, 0]), 1e-5)
+    close(after[:, :, 1:, 0], torch.ones_like(after[:, :, 1:, 0]), 1e-4)
+
+
+def _on_key_0(logits: Tensor, more: float, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    raised = torch.where((keys == 0) & (queries > 0), logits + more, logits)
+    return raised, raised.logsumexp(-1, keepdim=True)
+
+
+def test_groups_are_the_heads_whose_mean_weight_is_above_the_threshold():
+    model, tokens = doubled("llama"), TOKENS[:, :5]  # so few that uniform attention is at the threshold
+    weights = torch.cat([a.pattern()[:, :, 1:, 0].mean((0, 2)) for _, a in watched(model, model.embed(tokens))])
+    places = [(n // HEADS, n % HEADS) for n in range(len(weights))]
+    sinks = [place for place, weight in zip(places, weights.tolist(), strict=True) if weight > 0.3]
+    others = [place for place in places if place not in sinks]
+    assert sinks
+    assert others
+    for group, heads in (("sinks", sinks), ("others", others)):
+        found = run(probes.edited(model, f"without-0:{group}", reference=tokens))
+        close(found, run(reweighed(model, "without-0", heads=heads)), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize(("name", "backend"), SOME)
+def test_other_values_at_position_0_by_hand(name, backend):
+    model = doubled(name, backend)
+    if model.spec.sink_logits:
+        with refused("learned sink"):
+            probes.edited(model, "value-mean", reference=TOKENS)
+        return
+    own = values_of_0(model)
+    for word in ("value-mean@1", "value-random@1"):
+        edits = probes.edited(model, word, reference=TOKENS).edits(model.embed(TOKENS))
+        read = values_of_0(model, edits)
+        assert torch.equal(run(model, edits=edits)[:, 0], run(model)[:, 0])
+        assert torch.equal(read[0], own[0])
+        for one, other in zip(read[1:], own[1:], strict=True):
+            assert not torch.allclose(one, other, rtol=1e-3)
+            if word.startswith("value-random"):
+                close(one.norm(dim=-1), other.norm(dim=-1), 1e-9)
+            else:
+                assert torch.equal(one[0], one[1])
+    tokens = torch.from_numpy(np.random.default_rng(0).choice(TOKENS[:, 1:].flatten(), 100))[:, None]
+    mean = [kept.mean(0) for kept in values_of_0(model, (), tokens)]
+    close(
+        values_of_0(model, probes.edited(model, "value-mean", reference=TOKENS).edits(model.embed(TOKENS)))[0][1],
+        mean[0],
+        1e-9,
+    )
+
+
+def values_of_0(model: Any, edits: Any = (), tokens: Tensor = TOKENS) -> list[Tensor]:
+    """What other positions read of position 0, by block."""
+    kept: list[Tensor] = []
+
+    def look(values: Tensor) -> Tensor:
+        kept.append(values[:, :, 0].clone())
+        return values
+
+    run(model, tokens, edits=[*edits, *(Edit("value", n, look) for n in range(BLOCKS))])
+    return kept
+
+
 def test_a_constant_sink_is_the_mean_logit():
     model = doubled("llama")
     expected = first(model).logits()
@@ -228,7 +328,7 @@ def test_what_cannot_be_changed_is_refused():
         (lambda: swap(model, "mean", layer=1), ("reference",)),
         (lambda: swap(model, "zero", layer=BLOCKS), (f"layer={BLOCKS} ", f"0 to {BLOCKS - 1}")),
         (lambda: swap(model, "zero", dose=1.5), ("dose=1.5 ", "0 to 1")),
-        (lambda: parse_heads("18-8"), ("heads '18-8'", "18.8,26.2")),
+        (lambda: intervention("18-8"), ("'18-8'", "18.8")),
     ):
         with refused(*words):
             call()
@@ -236,16 +336,30 @@ def test_what_cannot_be_changed_is_refused():
 
 def test_interventions_by_name():
     for name, made in (
-        ("mean", Intervention("mean")),
-        ("17@8:both*0.2", Intervention(17, 8, "both", 0.2)),
-        (" without-0@2", Intervention("without-0", 2)),
-        (5, Intervention(5)),
+        ("mean*1", [Word("mean")]),
+        ("17@8:both*0.2", [Word(17, 8, "both", 0.2)]),
+        (" without-3@2", [Word("without-3", 2)]),
+        (5, [Word(5)]),
+        ("released@8:sinks+zero@8:values", [Word("released", 8, "sinks"), Word("zero", 8, "values")]),
+        ("gain-1*1.5+18.8+value-mean@2", [Word("gain-1", 0, "", 1.5), Word("18.8"), Word("value-mean", 2)]),
     ):
+        made = Intervention(tuple(made))
         assert intervention(name) == made
         assert intervention(str(made)) == made
         assert intervention(made.label) == made
     assert intervention("17").label == 17
     for name in ("means", "mean@x", "zero:keys@1", "mean:half", "mean*a", "without-0:keys", "1 7", "9" * 5000):
+        with refused(re.escape(f"'{name}'")):
+            intervention(name)
+    for name in (
+        "released*2",
+        "zero:sinks",
+        "18.8@2",
+        "value-mean:keys",
+        "mean+",
+        "mean+zero",
+        "zero+value-mean",
+    ):
         with refused(re.escape(f"'{name}'")):
             intervention(name)
 

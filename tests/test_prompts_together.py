@@ -16,8 +16,8 @@ from sim import ONE, Launched, Simulated
 
 import probes
 from probes.measures.consequences import consequences
-from probes.models.swap import intervention
 from probes.models.view import View
+from probes.models.words import intervention
 
 LENGTH = 16
 

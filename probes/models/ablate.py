@@ -1,17 +1,19 @@
-"""Heads that write nothing, and attention whose sink is taken away or held: views that every probe can be run on.
+"""Heads that write nothing, and attention whose sink is taken away, taken apart or held: views that every probe runs on.
 
 `ablated` answers "what if head 18.8 were not there?". `reweighed` acts on what a head's softmax makes of its logits s_ij, to
-tell what position 0 is for: `log Z_i = log sum_j exp(s_ij)` depends on the query's position through the number of keys, and
-position 0's own term steadies it.
+tell what a key is for: `log Z_i = log sum_j exp(s_ij)` depends on the query's position through the number of keys, and
+position 0's own term steadies it. A query reads `A_i0 v_0 + (1 - A_i0) o_i`, o_i what it would read without key 0: a sink is
+a *bias*, the first term, and a *brake* on the second.
 
-Sources: science of the measurement, sections 9 and 12; [Ruscio], arXiv 2606.06160, whose referees asked for the isolation of
-log Z.
+Sources: science of the measurement, sections 9, 12 and 18; [Ruscio], arXiv 2606.06160, whose referees asked for the
+isolation of log Z.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,17 +23,17 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..run.memory import batches
-from ..run.precision import double, precise
+from ..run.precision import double
 from .checks import check_tokens
 from .edited import Change, Edited
-from .fused import query_blocks
 from .load import takes_model
-from .view import Attention, Edit, Reweigh, View
+from .view import Edit, Reweigh, View
 
 How: TypeAlias = Literal["zero", "mean"]
-Weights: TypeAlias = Literal["without-0", "without-value-0", "constant-sink", "held-log-z"]
-WITHOUT: tuple[Weights, ...] = ("without-0", "without-value-0")  # what needs no means
 Head: TypeAlias = tuple[int, int]  # (layer, head)
+Group: TypeAlias = Literal["sinks", "others"]
+WAYS = ("without-0", "without-value-0", "released", "gain", "constant-sink", "held-log-z")
+SINK = 0.3  # mean weight on a key above which it is a head's sink; [Gu]'s eps
 TINY = 1e-12  # of what is divided by
 
 
@@ -74,7 +76,11 @@ def ablated(
 
 
 def _by_layer(model: View, heads: Sequence[Head]) -> dict[int, list[int]]:
-    """Heads by their block."""
+    """Heads by their block.
+
+    Raises:
+        InputError: none, one twice, or one that does not exist.
+    """
     chosen = [(int(layer), int(head)) for layer, head in heads]
     blocks, count = model.spec.blocks, model.spec.heads
     for layer, head in chosen:
@@ -116,21 +122,6 @@ def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch h
     return changed
 
 
-def _of_0(queries: Tensor, keys: Tensor) -> Tensor:
-    """Where a later query meets key 0."""
-    return (keys == 0) & (queries > 0)
-
-
-def parse_heads(value: str) -> tuple[Head, ...]:
-    """Read "18.8,26.2", blocks and heads."""
-    heads = []
-    for part in value.split(","):
-        if (written := re.fullmatch(r" *([0-9]{1,6})\.([0-9]{1,6}) *", part)) is None:
-            raise InputError(f"heads '{value}' are not written BLOCK.HEAD; give them as in 18.8,26.2")
-        heads.append((int(written[1]), int(written[2])))
-    return tuple(heads)
-
-
 def check_reference(model: View, reference: Tensor | None) -> None:
     if reference is None:
         raise InputError("means are taken over prompts; give reference=probes.prompts(model)")
@@ -143,84 +134,120 @@ def check_reference(model: View, reference: Tensor | None) -> None:
 @takes_model
 def reweighed(
     model: View,
-    how: Weights,
+    how: str,
     *,
     layer: int = 0,
-    heads: Sequence[Head] | None = None,
+    heads: Sequence[Head] | Group | None = None,
+    factor: float | None = None,
     reference: Int[Tensor, "prompt position"] | None = None,
 ) -> Edited:
     """The same model with other attention weights in all heads from a block on, as a view that every probe can be run on.
 
-    Query 0, which sees itself alone, keeps its weight. A learned sink logit (gpt-oss) counts as one of a query's logits: it
-    takes its share of what key 0 loses, and is in `log Z_i`.
+    Queries up to the key keep their weights. A learned sink logit (gpt-oss) counts as one of a query's logits: it takes its
+    share of what a key loses, and is in `log Z_i`.
 
     Args:
         model: any view; it is not changed.
-        how: "without-0": no later query sees key 0, the other keys share its weight. "without-value-0": later queries keep
-            all their weights, and that on key 0 gives nothing, `A_i0 v_0` = 0; weights then sum to `1 - A_i0`.
-            "constant-sink": key 0's logit is its mean over queries, as a learned sink logit would be. "held-log-z":
-            `log Z_i` loses its trend, a straight line through its mean in the log of the number of keys that i sees, and
-            keeps what texts make of it; weights then no longer sum to 1.
+        how: of a key, as its number in the name says, 0 where there is none. "without-0": no later query sees it, the other
+            keys share its weight. "without-value-0": later queries keep all their weights, and that on the key gives
+            nothing; weights then sum to `1 - A_i0`. "released": its brake is off; the other keys have the weights that they
+            would have without it, and it keeps its own, so that weights sum to `1 + A_i0`. "gain": weights on other keys
+            times a constant. Of key 0: "constant-sink": its logit is its mean over queries, as a learned sink logit would
+            be. "held-log-z": `log Z_i` loses its trend, a straight line through its mean in the log of the number of keys
+            that i sees, and keeps what texts make of it; weights then no longer sum to 1.
         layer: the first block that is changed.
-        heads: (block, head) of those that are changed, of these blocks; all unless given.
+        heads: (block, head) of those that are changed, of these blocks; "sinks", heads whose mean weight on the key is above
+            0.3, or "others"; all unless given.
+        factor: of "gain"; unless given, each head's geometric mean of `1 / (1 - A_i0)`, what "released" does on average.
         reference: prompts that means are taken over, of each head by itself.
 
     Raises:
-        InputError: no such way, block or head, or no prompts to take means over.
+        InputError: no such way, block or head, a factor that is not positive, or no prompts to take means over.
     """
-    if how not in get_args(Weights):
-        raise InputError(f"how '{how}' is unknown; give {', '.join(get_args(Weights))}")
+    written = WAY.fullmatch(how)
+    if written is None:
+        raise InputError(f"how '{how}' is unknown; give {', '.join(WAYS)}")
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
-    if how not in WITHOUT:
+    if factor is not None and not 0 < factor < math.inf:
+        raise InputError(f"factor={factor:g} is out of range; give a positive number")
+    way, key = written[1] or how, int(written[2] or 0)
+    means = way in MEANS and factor is None
+    if means or isinstance(heads, str):
         check_reference(model, reference)
-    chosen = None if heads is None else _by_layer(model, heads)
+    chosen = None if heads is None or isinstance(heads, str) else _by_layer(model, heads)
     layers = [n for n in range(layer, model.spec.blocks) if chosen is None or n in chosen]
-    change: Any = {"constant-sink": _constant_sink, "held-log-z": _held}.get(how, _without_0)
+    change = partial(CHANGES[way], key)
 
-    def edits(model: View, means: Any, embeddings: Tensor) -> list[Edit]:
-        of_layer = {n: partial(change, *((how == "without-0",) if means is None else means[n])) for n in layers}
+    def prepared(model: View) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """What the change takes besides, and which heads [H, 1, 1] it is of, by block."""
+        known: dict[int, Tensor] = {}
+        if means and reference is not None:
+            known = MEANS[way](model, key, reference)
+        elif factor is not None:
+            known = dict.fromkeys(layers, torch.tensor(math.log(factor), dtype=torch.float64))
         if chosen is not None:
             numbers = torch.arange(model.spec.heads)[:, None, None]
-            picked = {n: torch.isin(numbers, torch.tensor(chosen[n])).to(model.device) for n in layers}
-            of_layer = {n: partial(_of_heads, picked[n], function) for n, function in of_layer.items()}
-        return [Edit("logits", n, function) for n, function in of_layer.items()]
+            return known, {n: torch.isin(numbers, torch.tensor(chosen[n])) for n in layers}
+        if heads is None or reference is None:
+            return known, {}
+        weights = _means(model, reference, lambda n, s, log_z, i, j: (_alone(key, s, i, j) - log_z).exp())
+        return known, {n: (weight > SINK) == (heads == "sinks") for n, weight in weights.items()}
 
-    given = None if how in WITHOUT else reference
-    said = f"{how} from block {layer}" if chosen is None else f"{how} in {_named(chosen)} from block {layer}"
-    return Edited(model, Change(said, edits, lambda model: None if given is None else _means(model, how, given)))
+    def edits(model: View, prepared: Any, embeddings: Tensor) -> list[Edit]:
+        known, of = prepared
+        of_layer = {n: partial(change, *([known[n]] if known else [])) for n in layers}
+        return [Edit("logits", n, partial(_of_heads, of[n], f) if of else f) for n, f in of_layer.items()]
+
+    named = _named(chosen) if chosen else heads
+    where = f"from block {layer}" if heads is None else f"in {named} from block {layer}"
+    said = how if factor is None else f"{how} {factor:g}"
+    return Edited(model, Change(f"{said} {where}", edits, prepared))
 
 
-def _means(model: View, how: Weights, reference: Tensor) -> dict[int, tuple[Any, ...]]:
-    """Of every head [H, 1, 1], by block, over the queries from 1 on: the mean of s_i0.
+def _means(model: View, reference: Tensor, of: Callable[..., Tensor]) -> dict[int, Float[Tensor, "head one one"]]:
+    """Of every head, by block, means over queries from 1 on of `of(block, logits, log_z, queries, keys)` [B, H, query, 1].
 
-    For "held-log-z", the slope of log Z_i by the log of the number of keys that i sees, that log's mean, and the window.
+    Where that is minus infinity it does not count: behind a window nobody sees key 0.
     """
-    sums: dict[int, list[Tensor]] = {}
-    keys = torch.arange(2, reference.shape[1] + 1, dtype=torch.float64, device=precise(model.device))
-    x = [keys.clamp(1, window).log() for window in model.spec.windows]  # by which log Z_i grows
+    sums: dict[int, Tensor] = {}
 
-    def watch(layer: int, attention: Attention) -> None:
-        rows = []
-        for start, stop in query_blocks(attention):
-            logits, log_z = attention.weighed(start, stop)
-            first = logits[..., :1] if attention.first_key(start) == 0 else torch.full_like(log_z, float("-inf"))
-            rows.append((log_z if how == "held-log-z" else first)[..., 0])
-        every = double(torch.cat(rows, 2)[..., 1:])  # [prompt, H, query]
-        if how == "held-log-z":
-            centred = x[layer] - x[layer].mean()
-            mean = (every @ centred) / centred.square().sum().clamp_min(TINY)
-        else:
-            seen = torch.isfinite(every)  # behind a window nobody sees key 0
-            mean = every.where(seen, 0).sum(-1) / seen.sum(-1).clamp_min(1)
-        sums.setdefault(layer, []).append(mean)
+    def watch(layer: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        values = double(of(layer, logits, log_z, queries, keys))
+        seen = torch.isfinite(values) & (queries > 0).to(values.device)
+        both = torch.stack([values.where(seen, 0).sum((0, 2)), seen.sum((0, 2)).to(values)])
+        sums[layer] = both if layer not in sums else sums[layer] + both
+        return logits, log_z
 
-    with model.watching(watch):
-        for some in batches(range(len(reference)), model, reference.shape[1]):
-            model.residual(model.embed(reference[some]))
-    means = {layer: torch.cat(found).mean(0)[:, None, None] for layer, found in sums.items()}
-    more = [(float(x.mean()), window) for x, window in zip(x, model.spec.windows, strict=True)]
-    return {layer: (mean, *more[layer]) if how == "held-log-z" else (mean,) for layer, mean in means.items()}
+    edits = [Edit("logits", layer, partial(watch, layer)) for layer in range(model.spec.blocks)]
+    for some in batches(range(len(reference)), model, reference.shape[1]):
+        model.residual(model.embed(reference[some]), edits=edits)
+    return {layer: (total / count.clamp_min(1))[:, None] for layer, (total, count) in sums.items()}
+
+
+def _levels(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:
+    """Mean logits of the key."""
+    return _means(model, reference, lambda n, logits, log_z, i, j: _alone(key, logits, i, j))
+
+
+def _gains(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:
+    """Means of `-log(1 - A_i0)`, over the queries that see the key or could."""
+    return _means(model, reference, lambda n, s, log_z, i, j: (log_z - _others(key, s, i, j)).where(i > key, -math.inf))
+
+
+def _trends(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:
+    """[3, H, 1, 1]: slopes of log Z_i by the log of the number of keys that i sees, that log's mean, the most keys seen."""
+    found = {}
+    for layer, window in enumerate(model.spec.windows):
+        x = torch.arange(2, reference.shape[1] + 1, dtype=torch.float64).clamp(1, window).log()
+        found[layer] = [float(x.mean()), math.inf if window is None else float(window), float(x.var(correction=0))]
+
+    def along(layer: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        middle, most, spread = found[layer]
+        return double(log_z) * ((double(queries) + 1).clamp(1, most).log() - middle) / max(spread, TINY)
+
+    slopes = _means(model, reference, along)
+    return {n: torch.stack([slope, *(torch.full_like(slope, x) for x in found[n][:2])]) for n, slope in slopes.items()}
 
 
 def _of_heads(
@@ -232,22 +259,65 @@ def _of_heads(
     return torch.where(chosen, changed, logits), torch.where(chosen, new, log_z)
 
 
-def _without_0(anew: bool, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Key 0 has no weight; the others share it `anew`, or it is gone. Query 0, which sees key 0 alone, keeps it."""
-    logits = logits.masked_fill(_of_0(queries, keys), float("-inf"))
-    return logits, logits.logsumexp(-1, keepdim=True) if anew else log_z
+def _of_key(key: int, queries: Tensor, keys: Tensor) -> Tensor:
+    """Where a later query meets the key."""
+    return (keys == key) & (queries > key)
+
+
+def _alone(key: int, logits: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query one"]:
+    """The key's own logits; minus infinity where a query does not see it."""
+    return logits.masked_fill(~_of_key(key, queries, keys), -math.inf).logsumexp(-1, keepdim=True)
+
+
+def _others(key: int, logits: Tensor, queries: Tensor, keys: Tensor) -> Float[Tensor, "batch head query one"]:
+    """The log-sum-exp without the key, never by way of `1 - A_i0`, which is 0 in float32 where a head parks."""
+    return logits.masked_fill(_of_key(key, queries, keys), -math.inf).logsumexp(-1, keepdim=True)
+
+
+def _without(key: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    logits, log_z = _without_value(key, logits, log_z, queries, keys)
+    return logits, torch.where(queries > key, logits.logsumexp(-1, keepdim=True), log_z)
+
+
+def _without_value(key: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    return logits.masked_fill(_of_key(key, queries, keys), -math.inf), log_z
+
+
+def _released(key: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    others = torch.where(queries > key, _others(key, logits, queries, keys), log_z)
+    return torch.where(_of_key(key, queries, keys), logits + (others - log_z), logits), others
+
+
+def _gained(
+    key: int, level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[Tensor, Tensor]:
+    return torch.where((keys != key) & (queries > key), logits + level.to(logits), logits), log_z
 
 
 def _constant_sink(
-    level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+    key: int, level: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
-    seen = _of_0(queries, keys) & torch.isfinite(logits)
+    seen = _of_key(key, queries, keys) & torch.isfinite(logits)
     logits = torch.where(seen, level.to(logits), logits)
     return logits, logits.logsumexp(-1, keepdim=True)
 
 
 def _held(
-    slope: Tensor, middle: float, window: int | None, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
+    key: int, line: Tensor, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor
 ) -> tuple[Tensor, Tensor]:
-    trend = slope.to(log_z) * ((queries.to(log_z) + 1).clamp(1, window).log() - middle)
-    return logits, torch.where(queries > 0, log_z - trend, log_z)
+    slope, middle, most = line.to(log_z)
+    trend = slope * (torch.minimum(queries.to(log_z) + 1, most).log() - middle)
+    return logits, torch.where(queries > key, log_z - trend, log_z)
+
+
+# Of which key a way is says the number behind its name.
+WAY = re.compile(r"(without|without-value|released|gain)(?:-([0-9]{1,7}))?|constant-sink|held-log-z")
+CHANGES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "without": _without,
+    "without-value": _without_value,
+    "released": _released,
+    "gain": _gained,
+    "constant-sink": _constant_sink,
+    "held-log-z": _held,
+}
+MEANS = {"gain": _gains, "constant-sink": _levels, "held-log-z": _trends}

@@ -1,16 +1,11 @@
-"""Position 0 replaced: its embedding, its stream from some block on, or what others read of it alone.
-
-`headwater bos-swap --replace` takes interventions by name: a replacement ("mean", "zero", "random", "drawn", a token id), if
-wanted with `@BLOCK` (from which block on), `:PART` (keys, values, both) and `*DOSE`, in this order, as in "mean@4",
-"mean:keys", "17@8:both*0.2"; or one of `WAYS`, if wanted with `@BLOCK`, as in "without-0@8".
-"""
+"""Position 0 replaced: its embedding, its stream from some block on, or what others read of it alone."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -20,7 +15,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..run.memory import batches
 from ..run.precision import double, precise
-from .ablate import Weights, reweighed
+from .ablate import check_reference
 from .checks import check_id
 from .edited import Change, Edited, unheard
 from .load import takes_model
@@ -31,6 +26,8 @@ CHOICES = f"{', '.join(KINDS)} or a token id"
 Replacement: TypeAlias = int | str  # a token id, or one of KINDS
 Part: TypeAlias = Literal["stream", "keys", "values", "both"]
 PARTS: tuple[str, ...] = get_args(Part)
+VALUES = ("value-mean", "value-random")
+TOKENS = 100  # whose values are averaged
 EMBEDDING_NUMBERS = 1 << 22  # of embeddings averaged at a time: 16 MiB in float32, however large the vocabulary
 
 
@@ -99,19 +96,82 @@ def _read_alone(model: View, stream: Edit, part: Part, embeddings: Float[Tensor,
     with unheard(model):
         model.residual(embeddings[:, :1], edits=[stream, *taking])
 
-    values: dict[int, Tensor] = {}  # position 0's own, which it goes on reading itself
+    return _given(layers, wanted, lambda site, layer, own: taken[site, layer].to(own).expand_as(own))
+
+
+def _given(layers: Sequence[int], sites: Sequence[Any], other: Callable[[str, int, Tensor], Tensor]) -> list[Edit]:
+    """Edits by which later positions read `other(site, block, own)` at position 0, which goes on reading its own values."""
+    values: dict[int, Tensor] = {}
 
     def give(site: str, layer: int, tensor: Tensor) -> Tensor:
         if site == "value":
             values[layer] = tensor
-        return taken[site, layer].to(tensor).expand_as(tensor)
+        return other(site, layer, tensor)
 
     def keep(layer: int, output: Tensor) -> Tensor:
         return values[layer].repeat_interleave(output.shape[1] // values[layer].shape[1], 1)
 
-    given = [Edit(site, layer, partial(give, site, layer), position=0) for layer in layers for site in wanted]
-    kept = [Edit("output", layer, partial(keep, layer), position=0) for layer in layers if "value" in wanted]
+    given = [Edit(site, layer, partial(give, site, layer), position=0) for layer in layers for site in sites]
+    kept = [Edit("output", layer, partial(keep, layer), position=0) for layer in layers if "value" in sites]
     return [*given, *kept]
+
+
+@takes_model
+def revalued(
+    model: View,
+    how: str,
+    *,
+    layer: int = 0,
+    seed: int = 0,
+    reference: Int[Tensor, "prompt position"] | None = None,
+) -> Edited:
+    """The same model in which later positions read another value of position 0, with the weights that they had.
+
+    Args:
+        model: any view; it is not changed. A view that is swapped already is changed anew.
+        how: "value-mean": the mean of the values that 100 tokens of `reference` would have at position 0; "value-random": a
+            vector of the same norm in every prompt, of normally distributed direction, for each block and key-value head.
+        layer: the first block that is changed.
+        seed: of the drawn tokens and directions.
+        reference: prompts whose tokens, from position 1 on, are drawn from.
+
+    Raises:
+        InputError: no such block or way, no prompts, or position 0 does not attend to itself alone.
+    """
+    if how not in VALUES:
+        raise InputError(f"how '{how}' is unknown; give {', '.join(VALUES)}")
+    model = unswapped(model)
+    _check_alone(model, layer, how)
+    layers = range(layer, model.spec.blocks)
+
+    def prepared(model: View) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {}
+        if how == "value-random":
+            return found
+        check_reference(model, reference)
+
+        def take(layer: int, value: Tensor) -> Tensor:
+            found[layer] = double(value).mean(0, keepdim=True)
+            return value
+
+        tokens: Any = reference
+        drawn = np.random.default_rng(seed).choice(tokens[:, 1:].flatten().cpu(), TOKENS)
+        edits = [Edit("value", layer, partial(take, layer)) for layer in layers]
+        model.residual(model.embed(torch.from_numpy(drawn)[:, None]), edits=edits)
+        return found
+
+    def other(means: dict[int, Tensor], site: str, layer: int, own: Tensor) -> Tensor:
+        if means:
+            return means[layer].to(own).expand_as(own)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
+        direction = torch.randn(own.shape[1:], generator=generator, dtype=torch.float64)
+        direction = (direction / direction.norm(dim=-1, keepdim=True)).to(own)
+        return own.norm(dim=-1, keepdim=True) * direction
+
+    def edits(model: View, prepared: Any, embeddings: Tensor) -> list[Edit]:
+        return _given(layers, ["value"], partial(other, prepared))
+
+    return Edited(model, Change(f"{how} of position 0 from block {layer}", edits, prepared, replacement=how))
 
 
 @takes_model
@@ -148,17 +208,11 @@ def swapped(
     """
     model = unswapped(model)
     replacement = check_replacement(model, replacement)
-    if not 0 <= layer < model.spec.blocks:
-        raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
     if part not in PARTS:
         raise InputError(f"part '{part}' is unknown; give {', '.join(PARTS)}")
     if not 0 <= dose <= 1:
         raise InputError(f"dose={dose:g} is out of range; give 0 to 1")
-    if part != "stream" and ((model.spec.prefix or 0) > 1 or model.spec.sink_logits):
-        raise InputError(
-            f"part '{part}': position 0 of {model.identity.name} shares its attention with later positions or learned sink "
-            "logits, and would not keep its stream; give stream"
-        )
+    _check_alone(model, layer, "" if part == "stream" else f"part '{part}'")
     if replacement == "drawn" and (layer or part != "stream"):
         raise InputError(
             "replacement 'drawn' is a token for every prompt, at layer 0, part stream; give an id elsewhere"
@@ -183,20 +237,26 @@ def swapped(
     return Edited(model, Change(said, edits, prepared, embedded, replacement))
 
 
+def _check_alone(model: View, layer: int, said: str) -> None:
+    """Whether a block exists and, where others alone are to read something else (`said`), position 0 sees itself alone.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not 0 <= layer < model.spec.blocks:
+        raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
+    if said and ((model.spec.prefix or 0) > 1 or model.spec.sink_logits):
+        raise InputError(
+            f"{said}: position 0 of {model.identity.name} shares its attention with later positions or learned sink "
+            "logits, and would not keep its stream; give stream"
+        )
+
+
 def unswapped(model: View) -> View:
     """The same view with the model's own position 0; other changes of it stay."""
     if not (isinstance(model, Edited) and any(change.replacement is not None for change in model.changes)):
         return model
     return reduce(Edited, [change for change in model.changes if change.replacement is None], model.original)
-
-
-def parse_replacement(value: str, choices: str = CHOICES) -> Replacement:
-    """Read a replacement from the command line: one of `KINDS`, or a token id; `choices` is what an error names."""
-    if value in KINDS:
-        return value
-    if value.isdecimal() and len(value) <= 12:  # Python reads no numbers of thousands of digits
-        return int(value)
-    raise InputError(f"replacement '{value}' is unknown; give {choices}")
 
 
 def check_replacement(model: View, replacement: Any) -> Replacement:
@@ -216,54 +276,3 @@ def mean_embedding(model: View) -> Float[Tensor, " d"]:
     for some in ids.split(max(1, EMBEDDING_NUMBERS // model.spec.width)):
         total += double(model.embed(some)).sum((0, 1))
     return total / model.spec.vocabulary
-
-
-# ----------------------------------------------------------------------------------------------------------------- names
-
-WAYS: tuple[Weights, ...] = get_args(Weights)
-FORM = re.compile(rf"([^@:*]+)(?:@([0-9]{{1,5}}))?(?::({'|'.join(PARTS)}))?(?:\*([0-9]*[.]?[0-9]+))?")
-
-
-class Intervention(NamedTuple):
-    """What is done at position 0; `what` is a replacement or one of `WAYS`."""
-
-    what: Replacement
-    layer: int = 0
-    part: str = "stream"
-    dose: float = 1.0
-
-    @property
-    def label(self) -> Replacement:
-        """As results have it: the replacement itself where that is all."""
-        plain = self == Intervention(self.what)
-        return str(self) if not plain else self.what if isinstance(self.what, str) else int(self.what)
-
-    @property
-    def embeds(self) -> bool:
-        """Whether block 0 reads another vector, and nothing else is changed."""
-        return self.what not in WAYS and (self.layer, self.part) == (0, "stream")
-
-    def __str__(self) -> str:
-        layer, part = f"@{self.layer}" if self.layer else "", "" if self.part == "stream" else f":{self.part}"
-        return f"{self.what}{layer}{part}{'' if self.dose == 1 else f'*{self.dose:g}'}"
-
-    def on(self, model: View, reference: Int[Tensor, "prompt position"], *, seed: int = 0) -> Edited:
-        """The model under the intervention; means are taken over `reference`."""
-        if self.what in WAYS:
-            return reweighed(model, self.what, layer=self.layer, reference=reference)
-        options: dict[str, Any] = {"layer": self.layer, "part": self.part, "dose": self.dose}
-        return swapped(model, self.what, seed=seed, reference=reference, **options)
-
-
-def intervention(given: Any) -> Intervention:
-    """An intervention from its name, or from a replacement alone."""
-    if isinstance(given, Intervention):
-        return given
-    if not isinstance(given, str):  # a token id, or what `swapped` refuses
-        return Intervention(given)
-    written = FORM.fullmatch(given.strip())
-    if written is None or (written[1] in WAYS and (written[3] or written[4])):  # they act on weights
-        raise InputError(f"'{given}' is no replacement; give one as mean, mean@4, mean:keys, 17*0.2 or without-0@8")
-    name, layer, part, dose = written.groups()
-    what = name if name in WAYS else parse_replacement(name, f"{CHOICES}, or {', '.join(WAYS)}")
-    return Intervention(what, int(layer or 0), part or "stream", float(dose or 1))

@@ -11,7 +11,7 @@ over couples of lists: each leaves the same ones out before and after.
 **Loss.** `-log p` of the token at i + 1 read out at position i, in nats. Where the next token of some prompt is one that
 the model's head excludes (toys that predict labels only) there is no loss: NaN, left out of a prompt's mean over positions.
 
-**What has no leakage.** Without key 0, log-weights of it are minus infinity; with log Z held, logits and
+**What has no leakage.** Without key 0, log-weights of it are minus infinity; under the other changes of weights logits and
 denominators are no longer those that mask and stream make. There leakage after the intervention is NaN.
 
 **Jacobian profile.** Sensitivity to what block 0 reads, with the same probes before and after. At position 0 that is the
@@ -33,8 +33,8 @@ from torch import Tensor
 from ...errors import InputError
 from ...models.checks import check_logits
 from ...models.load import takes_model
-from ...models.swap import Intervention, intervention
 from ...models.view import View
+from ...models.words import Intervention, intervention
 from ...results.curves import estimate, relative_error
 from ...results.dataset import Variable, dataset, provenance, with_low_high
 from ...results.statistics import ends, jackknife, numbered
@@ -60,7 +60,6 @@ STAGES = {
     "recall": (0.9, 1.0),
 }
 LEAST = {"profile_prompts": 0, "products": 2, "recall": 0}
-WITHOUT_LEAKAGE = ("without-0", "without-value-0", "held-log-z")  # see the module's text
 PLACE, TOKEN, LEAST_SINK = 0.5, 0.1, 0.05  # of the sink rate: kept, kept, before; ours
 ANCHORS = ("mean", "random")  # the replacements that tell a place from a token
 
@@ -128,7 +127,7 @@ def bos_swap(
         model: any view; it is not changed.
         tokens: ids [prompt, position], at least 4 prompts, as in `probes.leakage`. Position 0, BOS or not, is replaced.
         replacement: a token id, "mean", "zero", "random" or "drawn", see `swapped`; or an intervention by its name, as
-            "mean@4:keys" or "without-0@8", see `probes.models.swap`; or a list of such. Means are taken over `tokens`.
+            "mean@4:keys" or "without-0@8", see `probes.edited`; or a list of such. Means are taken over `tokens`.
         seed: of the resampling, the sketch's probes and the random direction.
         bands, lags, bootstrap: as in `probes.leakage`.
         profile_prompts: how many prompts the Jacobian profile is taken on, the first ones; all, if there are fewer; 0: no
@@ -177,7 +176,7 @@ def bos_swap(
     results = []
     for n, (name, view) in enumerate(views.items(), 1):
         heard = part(progress, n * share, (n + 1) * share)
-        unknown = before if swaps[name].what in WITHOUT_LEAKAGE else None
+        unknown = None if swaps[name].leaks else before
         after = _side(view, tokens, options, drawn, pieces.within(name), heard, model, unknown)
         if swaps[name].embeds:
             after["moved"] = _moved(model, view, tokens, pieces.within(name).within("moved"))

@@ -17,7 +17,7 @@ from ... import options
 from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels
 from ...errors import InputError
 from ...measure import Headline, Measure
-from ...models.swap import parse_replacement
+from ...models.words import intervention
 from ...results.curves import ESTIMATE, estimate, with_interval
 from ...results.dataset import options_of
 from ...results.tables import Table, estimated, number
@@ -74,7 +74,7 @@ class Options(options.Options):
 
     def values(self) -> dict[str, Any]:
         """As `sinks` takes them."""
-        reacts = None if self.reacts == "off" else parse_replacement(self.reacts)
+        reacts = None if self.reacts == "off" else intervention(self.reacts).label
         keys = "all" if self.keys == "all" else numbers(self.keys, "keys", "all, 0-7 or 0,5")
         kept = {"evict": numbers(self.evict, "evict", "0,1,4"), "keep": numbers(self.keep, "keep", "64,128,256")}
         return vars(self) | {"keys": keys, "reacts": reacts, "effect": _effect(self.effect), **kept}

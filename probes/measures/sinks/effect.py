@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...models.ablate import Weights, reweighed
+from ...models.ablate import reweighed
 from ...models.checks import not_finite
 from ...models.evict import evicted, fixed
 from ...models.view import Attention, Edit, View
@@ -120,7 +120,7 @@ def _of_prompt(
 
 
 # What is removed of a group's reading, and the name by which `reweighed` knows it.
-REMOVED: dict[str, Weights] = {"value": "without-value-0", "value and weight": "without-0"}
+REMOVED = {"value": "without-value-0", "value and weight": "without-0"}
 GROUPS = ("sink heads", "other heads")
 
 

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ...models.ablate import SINK as THRESHOLD
 from ...models.view import Attention, Edit, Norm, View
 from ...run.memory import Retry, batches, block_numbers, own_memory, parts, prompts_at_once, shares
 from ...run.precision import double, precise, total, wide
@@ -31,7 +32,6 @@ from ...run.store import Piece, Store, groups
 from ..attention import ALL, column_statistics, columns, normalizers, outputs, part_of, pattern_blocks, run_watched
 from .collectors import counted
 
-THRESHOLD = 0.3  # [Gu]'s eps
 TAU = 0.2  # [Wu]'s
 NORMS = ("value_norm", "key_norm")
 HELD = 5  # tensors of the queries' size that a block's attention is
