@@ -60,7 +60,7 @@ NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 # each other. `retrieval` holds a model's first rung that it does not pass, the variants hold all.
 APART, ALIKE = "--pairs 36 --keys apart --digits 4", "--pairs 36 --keys alike --digits 4"
 LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
-# The makers' rules of initialization; Gemma's named none.
+# The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
 INIT = "--conditions init --prompts 16 --seeds 2 --products 32 --initialization"
 EVICT = "--length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"

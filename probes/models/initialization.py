@@ -76,8 +76,8 @@ def published(blocks: int, width: int) -> dict[str, tuple[str, dict[str, float]]
     nanotron's RandomInit draws embeddings and column-parallel matrices (q, k, v, gate, up, unembedding) with
     `init_method.std` and row-parallel ones (output, down) with std / sqrt(2L). GPT-2's 1/sqrt(2L) is in the paper (Radford
     et al. 2019, section 2.3), the rest in the program. Pythia's are GPT-NeoX's "small_init" (Nguyen and Salazar, arXiv
-    1910.05895) and, into the stream, "wang_init" (GPT-J). Gemma's makers named none: the 0.02 of its config.json is
-    transformers' default, and their own library (google-deepmind/gemma, gm/nn) draws by flax's, which is 0.01.
+    1910.05895) and, into the stream, "wang_init" (GPT-J). Gemma's is not known to us: the 0.02 of its config.json is
+    transformers' default, and its makers' library (google-deepmind/gemma, gm/nn) draws by flax's, which is 0.01.
     """
     smollm2 = "huggingface/smollm, config_smollm2_{}.yaml; huggingface/nanotron, StandardParametrizator"
     small_init, wang_init = math.sqrt(2 / (5 * width)), 2 / (blocks * math.sqrt(width))
