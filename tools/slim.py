@@ -1,7 +1,7 @@
 """What is committed, made small: results and pictures.
 
     python tools/slim.py reports/toy/births.nc           # births.nc.xz, which is read where births.nc is not there
-    python tools/slim.py reports/match reports/no-rope   # all results and pictures of these folders
+    python tools/slim.py reports/match reports/scalar-init  # all results and pictures of these folders
     python tools/slim.py reports/toy/births.png          # the same picture in 256 colours
 
 Of a result it keeps what figures, tables, statements and notebooks read, floats with 5 significant digits. Its attribute
@@ -23,11 +23,9 @@ from PIL import Image
 from probes.results.dataset import load, save
 
 # By the folder that results lie in: variables that nothing reads from there.
-PROFILES = ("stderr", "theory_*", "elasticity", "*_normed")
 UNREAD = {
     "jacobian": ("sensitivity_normed", "stderr_normed"),
-    "no-rope": PROFILES,
-    "scalar-init": PROFILES,
+    "scalar-init": ("stderr", "theory_*", "elasticity", "*_normed"),
     "sinks": (
         "pattern",
         "over_tau",

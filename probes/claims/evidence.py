@@ -47,7 +47,7 @@ MEASURED = {  # options of the command that measures `REAL`, by kind of result
     "retrieval": "--pairs 36 --keys apart --digits 4 --contexts 100",
     "bos-swap": "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32",
 }
-PROGRAMS = {"scalar": "jacobian", "scalar-init": "jacobian", "no-rope": "jacobian", "steps": "sinks"}
+PROGRAMS = {"scalar": "jacobian", "scalar-init": "jacobian", "steps": "sinks"}
 
 
 @dataclass(frozen=True)
