@@ -183,9 +183,10 @@ class Panel:
     draw: Callable[[Axes, xr.Dataset], object]
     share: bool = False  # models share the vertical axis, as of fractions; else each has its own scale
     height: float = 2.3  # inches
+    note: str = ""  # for the caption
 
 
-def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: str) -> Figure:
+def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: str = "") -> Figure:
     """A figure of at most four panels in two columns: of one model all quantities, of several the first ones.
 
     Two models have two quantities; three, side by side, and four have one; of more, the first four are drawn, and the title
@@ -194,7 +195,7 @@ def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: st
     Args:
         results: by the model's name.
         rows: what is drawn of each, the most important first.
-        caption: what a reader has to know, at most two lines.
+        caption: what a reader has to know; notes of the rows that are drawn stand behind it. At most two lines.
     """
     shown = list(results.items())[:MOST_PANELS]
     alone, rows = len(shown) == 1, rows[: MOST_PANELS // len(shown)]
@@ -204,7 +205,7 @@ def panels(results: Mapping[str, xr.Dataset], rows: Sequence[Panel], caption: st
     heights = [max(panel.height for panel, _, _ in drawn[n : n + across]) for n in range(0, len(drawn), across)]
     first: dict[str, Axes] = {}
     with matplotlib.rc_context(STYLE):
-        figure = blank((width, sum(heights) + 0.3), caption)
+        figure = blank((width, sum(heights) + 0.3), " ".join(filter(None, (caption, *(row.note for row in rows)))))
         grid = figure.add_gridspec(len(heights), across, height_ratios=heights)
         for n, (panel, name, ds) in enumerate(drawn):
             share = first.get(panel.label) if panel.share else None

@@ -291,20 +291,17 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 # What stands at position 0, and where starts stand.
 FIRSTS = {"bos": ("BOS", VERMILLION), "id": ("the prompts' one id", VERMILLION), "text": ("text", BLUE)}
 STOOD = {PLACES[0]: ("at position 0", INK), PLACES[1]: ("at position 1, behind BOS", GREEN)}
-CAPTION = (
-    "Dashed: the same at other positions, median. Cosines: each token alone at its position; bands: 95 % over "
-    "tokens. The last stream is what the final norm reads."
-)
+COSINES = "Cosines: each token alone at its position; bands: 95 % over tokens."
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     """How the stream at position 0 grows, how soon different tokens become alike there, and which dimension carries it."""
     rows = [
-        Panel("norm of the residual stream", _norms),
-        Panel("cosine of streams that started from different tokens", _cosines, share=True),
+        Panel("norm of the residual stream", _norms, note="Dashed: the same at other positions, median."),
+        Panel("cosine of streams that started from different tokens", _cosines, share=True, note=COSINES),
         Panel("largest dimension at position 0, in medians of all", _largest),
     ]
-    return panels(results, rows, CAPTION)
+    return panels(results, rows, "The last stream is what the final norm reads.")
 
 
 def _norms(cell: Axes, ds: xr.Dataset) -> None:

@@ -32,9 +32,9 @@ ENTRIES = {
     "all nine": (ALL, ALL),
 }
 FAR = 10.0  # times the upper quartile over blocks: an axis does not follow what goes beyond
-CAPTION = (
-    "By block: median and quartiles over heads. Parties: their covariances, medians over all heads, which do not add up "
-    "(those of two enter V(l) twice), 95 % intervals over documents; dashed: V(l) of uniform attention."
+NOTE = (
+    "Parties: their covariances, medians over all heads, which do not add up (those of two enter V(l) twice), 95 % "
+    "intervals over documents; dashed: V(l) of uniform attention."
 )
 SURELY = {side: f"surely_{side}_null_of_model" for side in ("below", "above")}
 KNOWS = "of absolute position than the mask alone would tell it"
@@ -165,10 +165,10 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     """Leakage by block beside its nulls, the parties' covariances, and the share of position by block."""
     rows = [
         Panel("leakage V(l) (nat²)", partial(_by_block, name="log_form", null="null")),
-        Panel("parties (median head)", _parties),
+        Panel("parties (median head)", _parties, note=NOTE),
         Panel("share of variance that position explains", partial(_by_block, name="position_share", null="null_share")),
     ]
-    return panels(results, rows, CAPTION)
+    return panels(results, rows, "By block: median and quartiles over heads.")
 
 
 def _by_block(cell: Axes, ds: xr.Dataset, name: str, null: str) -> None:
