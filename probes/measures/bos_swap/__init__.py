@@ -56,9 +56,8 @@ BESIDE = {  # in tables alone, likewise
 }
 LEFT_OUT = "without-0"  # the replacement that leaves position 0 out
 
-CAPTION = (
-    "Intervals: 95 % over documents, of recall over lists; bands of the loss: means of the positions' own intervals."
-)
+OVER = "Intervals: 95 % over documents, of recall over lists."
+BANDS = "Bands: 95 % over documents; of the loss, means of the positions' own."
 FEW = 6  # replacements that have a colour each; more of them have a line each
 SMALL = 0.1  # nats; the axis of the loss is linear below: first positions lose a hundred times what later ones do
 OUTCOMES = {  # of many replacements, by variable: the panel's words, and up to where its axis is linear
@@ -247,11 +246,11 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     shared = [name for name in of_each[0] if all(name in names for names in of_each)][: FEW - 1]
     if shared and len(several) > MOST_PANELS:
         return _models(several, shared)
-    rows = [Panel("change of loss (nat)", _losses), Panel("sink rate of position 0", _sink_rates, share=True)]
+    rows = [Panel("change of loss (nat)", _losses, note=BANDS), Panel("sink rate of position 0", _sink_rates, True)]
     if most > FEW:
         names = [name for name in OUTCOMES if all(name in ds for ds in several.values())]
         rows = [Panel("", partial(_outcome, name=name), height=LINE * most + 0.6) for name in names]
-    return panels(several, rows, CAPTION)
+    return panels(several, rows, OVER * (most > FEW))
 
 
 def _losses(cell: Axes, ds: xr.Dataset) -> None:
@@ -340,7 +339,7 @@ MEASURE = Measure(
         ),
         Headline("sink rate, change", partial(_rate, when="change"), form="+.3g"),
         Headline("largest sink rate of another first key, after", lambda ds: _elsewhere(ds).drop_vars("key")),
-        Headline("V(X) removed (nat²)", _removed),
+        Headline("V(X), median head, removed (nat²)", _removed),
     ),
     answer=answer,
     tables=tables,

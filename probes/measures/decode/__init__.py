@@ -242,7 +242,7 @@ MEASURE = Measure(
         Headline("R^2 at positions, embeddings", partial(_at_layer, layer=0)),
         Headline("R^2 at positions, last layer", partial(_at_layer, layer=-1)),
         Headline("R^2 at the last layer, anew", partial(_by_prompt, name="r2_last")),
-        Headline("V(X), change (nat²)", partial(_own, name="residual_change"), form="+.3g"),
+        Headline("V(X), mean over heads, change (nat²)", partial(_own, name="residual_change"), form="+.3g"),
         Headline("log p of values, change (nat)", partial(_own, name="recall_log_p_change"), form="+.3g"),
         Headline("exact answers, change", partial(_own, name="recall_exact_change"), form="+.3g"),
     ),

@@ -31,10 +31,7 @@ from .sums import TAU as TAU
 from .sums import THRESHOLD as THRESHOLD
 
 COLORS = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
-CAPTION = (
-    "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dots: what heads do with "
-    "position 0. Dashed: uniform attention."
-)
+NOTE = "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dashed: uniform attention."
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 EFFECT_COLUMNS = ("block", "head", "effect (KL)", "change of loss", "rises (Holm)", "prompts")
 # What a full cache has of key 0; the last is what the second costs more than the third.
@@ -243,11 +240,11 @@ def cache_rows(ds: xr.Dataset) -> list[list[str]]:
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     """Which heads attend to position 0 and what they do with it, and which keys are sinks."""
     rows = [
-        Panel("block", _heads, height=3.0),
-        Panel("alpha, mean over heads", _alphas),
+        Panel("block", _heads, height=3.0, note="Dots: what heads do with position 0, by our rules."),
+        Panel("alpha, mean over heads", _alphas, note=NOTE),
         Panel("share", _rates, share=True),
     ]
-    return panels(results, rows, CAPTION)
+    return panels(results, rows)
 
 
 def _heads(cell: Axes, ds: xr.Dataset) -> None:
@@ -298,7 +295,7 @@ MEASURE = Measure(
             "change of loss, position 0 not read (nat)", lambda ds: ds["joint_loss_change_by_prompt"], form="+.3g"
         ),
         Headline("KL, position 0 not read (nat)", lambda ds: ds["joint_kl_by_prompt"]),
-        Headline("heads that do not read it", lambda ds: ds["group_heads"]),
+        Headline("heads in the group", lambda ds: ds["group_heads"]),
         Headline("change of loss by a cache that has lost keys (nat)", _lost, form="+.3g"),
         *(Headline(f"{words}, mean over heads", partial(_over_heads, name=name)) for name, words in MEANS.items()),
     ),
