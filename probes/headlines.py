@@ -152,7 +152,8 @@ SHOWN = 12  # rows of headlines in the terminal
 def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
     """What results rest on, in one line: prompts, their length, text, number types and the options."""
     every = list(results.values())
-    sizes = {name: [str(ds.sizes[dim]) for ds in every if dim in ds.sizes] for dim, name in DIMS.items()}
+    alike = [ds for ds in every if "length" not in ds.coords]  # places of a map have lengths of their own
+    sizes = {name: [str(ds.sizes[dim]) for ds in alike if dim in ds.sizes] for dim, name in DIMS.items()}
     parts = [*quickly(every), *(f"{' / '.join(dict.fromkeys(n))} {name}" for name, n in sizes.items() if n)]
     for name in ("text_source", "backend", "device"):
         parts += [" / ".join(dict.fromkeys(value for ds in every for value in recorded(ds, name)))]
