@@ -16,7 +16,7 @@ from ..theory.cesaro import cesaro_bins
 from . import readings as read
 from .evidence import fresh, places, real
 from .ledger import Source
-from .readings import prompted, roughly, strength_told
+from .readings import prompted, rising, roughly, strength_told
 from .rules import Lacks, Test, Told, above, below, every, near, nothing, told
 
 chowdhury = Source("[Chowdhury]", "chowdhury", places(), "abstract")
@@ -71,18 +71,11 @@ def _(rows: Rows) -> dict[str, Told]:
 
 
 PAIR, TENTHS = "in Qwen2-0.5B and GPT-2", "known within a tenth, at every place of the map without window"
-# On the map 1 stands for the weak U's threshold, which is nearer to the least end there than a place is known.
-for source, end, u, factor, least in (
-    (chowdhury, "", "U-shape", WEAK, 1.0),
-    (ours, "-strong", "strong U-shape", STRONG, STRONG),
-):
+for source, end, u, factor in ((chowdhury, "", "U-shape", WEAK), (ours, "-strong", "strong U-shape", STRONG)):
     both = BOTH.replace(f"{WEAK:g}", f"{factor:g}")
     everywhere, persisting = source.but(needs=places(window=0)), source.but(needs=real("jacobian"), published=PAIR)
-    claim, rule = (
-        f"Fresh causal decoders as such have the {u}.",
-        f"both ends above {least:g} times the middle, {TENTHS}",
-    )
-    everywhere(f"u-at-birth-everywhere{end}", claim=claim, rule=rule, factor=least)(u_everywhere)
+    claim = f"Fresh causal decoders as such have the {u}."
+    everywhere(f"u-at-birth-everywhere{end}", claim=claim, rule=f"{both}, {TENTHS}", factor=factor)(u_everywhere)
     claim, rule = f"The {u} persists through pretraining.", f"{both} in every pretrained model without window"
     persisting(f"u-persists{end}", claim=claim, rule=rule, factor=factor)(u_of_model)
 
@@ -156,9 +149,7 @@ RISING = 0.9  # rank correlation with ln 1/x over the first quarter from which o
 ISOLATED, STEADY, ORDER = 2.0, 1.5, 10.0  # times the neighbours; factors of the anchor's height and of 1/(H-1)!: ours
 CLIMBS = f"rank correlation with ln(1/x) over the first quarter at least {RISING:g} (ours)"
 LENGTHS = f"the last position's sensitivity stays within a factor of {STEADY:g} over all lengths, at every logit scale"
-WEAKER = (
-    "at every logit scale, last over middle is larger with the weakest branches beside the stream than the strongest"
-)
+WEAKER = "at every logit scale, last over middle, known within a tenth, rises with every weakening of the branches"
 FACTORIAL = f"from the least to the largest depth the middle falls by (H-1)! within a factor of {ORDER:g}"
 DEPTHS = places("fresh models of several depths", group="depth")
 
@@ -224,8 +215,7 @@ def _(rows: Rows) -> dict[str, Told]:
     anchors = read.courses(comparable, "residual_scale", lambda row: row.shape.last)
     for strength, by_scale in anchors.items():
         words = ", ".join(f"{number(anchor)} (branches times {scale:g})" for scale, anchor in by_scale.items())
-        falls = by_scale[min(by_scale)] / by_scale[max(by_scale)]
-        by_place[f"last at {strength_told(strength)}"] = words, above(roughly(falls), 0)
+        by_place[f"last at {strength_told(strength)}"] = words, rising(list(by_scale.values())[::-1])
     return by_place
 
 

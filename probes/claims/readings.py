@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..results.dataset import options_of
 from ..results.statistics import Interval, between_runs, jackknifed, over_runs, units
 from ..results.ushape import SHORTEST, typical
 from .evidence import config
-from .rules import Lacks
+from .rules import Lacks, Test, above, every
 
 RUNS = 3  # of controlled training, at the least
 OVER_RUNS = f"Student's t over {RUNS} runs or more"
@@ -131,3 +132,8 @@ def roughly(value: float, share: float = TENTH) -> Interval:
     """
     log = math.log(value) if 0 < value < math.inf else math.nan
     return Interval(log, log - math.log1p(share), log + math.log1p(share))
+
+
+def rising(values: Sequence[float]) -> Test:
+    """Whether every value is above the one before it. A window that cuts the beginning off has 0, less than any other."""
+    return every(above(roughly(b / a), 0) if a > 0 else b > 0 for a, b in pairwise(values))

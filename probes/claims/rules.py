@@ -108,13 +108,6 @@ def beside_null(test: Test, null: ShiftNull) -> Test:
     return lambda level: test(level) if test(level) == "not measured" or null.p <= 1 - level else "undecided"
 
 
-def in_most(of_heads: np.ndarray, words: str) -> Told:
-    """Whether something holds in more than half of the heads, without an interval: a model's heads are no sample."""
-    count = int(np.count_nonzero(of_heads))
-    there = f"{count} of {of_heads.size} heads: {words}", 2 * count > of_heads.size
-    return there if of_heads.size else ("no head attends", None)
-
-
 def every(tests: Iterable[Tested]) -> Test:
     """All have to hold; those not measured do not count."""
     return _several(tests, of_all="holds", of_one="does not hold")

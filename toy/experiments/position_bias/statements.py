@@ -370,11 +370,12 @@ def made_by_training(ds: xr.Dataset) -> Told:
 
 
 def weaker_with_window(ds: xr.Dataset) -> Told:
-    """The metric at the first token rises with the window, or alpha does."""
+    """The metric at the first token rises with the window, and alpha does; it fails where neither does."""
     of = under_masks(ds, "window").isel(key=0)
     metrics = {"sink": of["sink"], "alpha": of["alpha"].mean("layer")}
     rises = {name: each(values.diff("mask"), above, 0, form="+.3f") for name, values in metrics.items()}
-    return together(rises, some)
+    both, one = (of([test for _, test in rises.values()]) for of in (every, some))
+    return together(rises)[0], lambda level: "undecided" if "holds" == one(level) != both(level) else one(level)
 
 
 FIRST_TOKEN = f"the {METRIC} at the first token"
@@ -397,8 +398,8 @@ SINKS: dict[str, tuple[str, str, Tell]] = {
     ),
     "weaker-with-window": (
         "The smaller a toy's sliding window, the weaker the sink at the first token",
-        f"{FIRST_TOKEN}, or alpha of [Gu], rises with every wider window, {OVER_RUNS}: one of the two, since the metric "
-        "divides by the queries that see the token, and alpha by all",
+        f"{FIRST_TOKEN} rises with every wider window, {OVER_RUNS}, and so does alpha of [Gu]; not where neither does: the "
+        "metric divides by the queries that see the token, alpha by all, and which of them [Wu] counts is not known to us",
         weaker_with_window,
     ),
     "shared-by-prefix": (
