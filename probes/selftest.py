@@ -1,21 +1,8 @@
 """Every measure on a device against the CPU, in one run: what `headwater selftest` prints, and a report of a bug needs.
 
 Both sides measure the same bundled models on the same prompts in float32. Whatever is random is drawn on the CPU from seeds,
-so that results differ by rounding alone. They are compared variable by variable, entry by entry:
-
-- Smooth numbers by the largest difference over the largest value of the variable on the CPU, up to `SMOOTH`. Float32 rounds
-  at 6e-8, and sums and differences of near numbers multiply that. Between float32 and float64 on the CPU the 855 variables
-  of all cases differ by 4e-7 in the median and by 7e-5 at most; other orders of summation have room for fourteen times that.
-  With one matrix of one block 1 % off (queries, values, outputs, feed-forward, norm; blocks 0, 3 and 5), the worst variable
-  of `sinks` was 7 to 38 times beyond what is allowed, and most other measures that read the block were beyond it, too.
-- A variable below `SMALL` everywhere, such as a small change of the loss, comes from larger numbers, whose rounding may be
-  of its own size: the difference is taken over `SMALL`.
-- Standard errors up to `SPREAD`. Those of sketches depend on a basis that differences of passes choose, and rounding of 3e-7
-  in every product moves them by up to 1.4e-3; the norms that they belong to stay within `SMOOTH`.
-- Numbers that a comparison decides (`DECIDED`: counts, shares above a threshold, ranks, choices), integers and words by the
-  share of entries that differ by more than `ROUNDED`, up to `FEW` or one entry: what is nearly at a threshold falls on
-  either side. Entries that are not finite on one side alone count in the same way. Means of such shares over all heads
-  (`MEANS`) are smooth numbers: they round, and one decision among thousands hardly moves them.
+so that results differ by rounding alone. They are compared variable by variable, entry by entry: which numbers how, and why
+so, stands in `docs/probes/selftest.md`.
 """
 
 from __future__ import annotations

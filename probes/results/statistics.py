@@ -1,25 +1,11 @@
-"""Intervals: what is resampled, and how the ends are found.
+"""Intervals: what is resampled, and how the ends are found (`docs/results.md`, "Intervals").
 
-**The unit** of resampling is what is independent: documents for text, since windows of one document are alike; runs for
-toys and controlled training. A result's coordinate `document [prompt]` says which prompts belong together; where it is
-missing, or names one document alone, prompts count as units, and intervals are then too narrow by what prompts of a
-document share.
-
-Two ways, both for 95 % (`Interval.at` gives other levels):
-
-- **Resampling** (`resampling`, `ends`): documents are drawn again with replacement, within each half where a measure
-  correlates two halves, and percentiles of the estimate are taken. For numbers that are sums over prompts and expensive
-  to compute again.
-- **Jackknife** (`jackknifed`): the estimate without each document in turn, and Student's t with one degree of freedom less
-  than there are documents. For smooth numbers of few units, of which percentiles of the bootstrap make intervals that are
-  too narrow. Ratios are taken by their logarithms, whose distribution is the more symmetric one.
-
-`over_runs` is Student's t over runs, `one_more` where another run lies, `between_runs` Welch's of two groups. Two results
-are compared by `paired` where they share their units: the jackknife leaves a unit out of both at once, so that what it does
-to both alike cancels. Else by `apart`, the difference of two independent estimates: half-widths add in quadrature, to each
-side those that reach that way [Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Source: Efron and Tibshirani, An
-Introduction to the Bootstrap, chapters 11 to 13; of
-`holm`: Holm, Scandinavian Journal of Statistics 6 (1979), 65.
+A result's coordinate `document [prompt]` says which prompts belong together. `resampling` and `ends` draw documents again,
+`jackknifed` leaves them out; `Interval.at` gives other levels. `over_runs` is Student's t over runs, `one_more` where
+another run lies, `between_runs` Welch's of two groups. Two results are compared by `paired` where they share their units:
+what a unit does to both alike cancels. Else by `apart`: half-widths add in quadrature, to each side those that reach that
+way [Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Sources: Efron and Tibshirani, An Introduction to the
+Bootstrap, chapters 11 to 13; of `holm`: Holm, Scandinavian Journal of Statistics 6 (1979), 65.
 """
 
 from __future__ import annotations

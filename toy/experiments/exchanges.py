@@ -1,24 +1,7 @@
 """Tokens on a circle that change places while a previous-token head is trained [Liu-4].
 
-The task and the model are those of `previous_token`, with 100 tokens in two dimensions. There the rows of the unembedding
-come to lie on a circle: a linear readout names a token where that token's row is the furthest one out, so that all rows have
-to be corners of one convex line. What moves along it has to pass its neighbours. The post shows the embeddings instead;
-their circle is looked at, too, and their exchanges are counted. As they lie on no circle, two angles can cross while the
-embeddings are apart.
-
-Weights are kept every few steps. Of each kept step:
-
-- a circle is fitted to the rows of a table (least squares of `|p|^2 = 2 p . c + const`): `roundness`, the deviation of the
-  radius over its mean, and `gap_spread`, that of the angles between neighbours (0 where they are even, near 1 where angles
-  are drawn at random);
-- an exchange is a pair of tokens of which one was more than half a mean gap ahead of the other and is then as far behind it,
-  without going round: tokens that only jostle do not count. It is dated halfway between. All but the number of exchanges is
-  told of those in the unembedding;
-- losses are those of fresh sequences, the same at every step, so that what moves is the model.
-
-What exchanges have to do with the loss is told from `SETTLED` of the training on, where circles are there. Chance is what
-the same exchanges give at other times, all dates moved together by a shift, around the end: over all shifts, the share of
-the time that lies near a spike.
+What is measured stands in `docs/probes/match.md`. As embeddings lie on no circle, two of their angles can cross while they
+are apart: all but the number of exchanges is told of those in the unembedding, from `SETTLED` of the training on.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
 """Order without positional encoding: one causal layer cannot tell permuted prefixes apart, two layers can.
 
 The claim is discussed in [Liu-7] and in [Irie] ("Why Are Positional Encodings Nonessential for Deep Autoregressive
-Transformers? A Petroglyph Revisited", ACL Findings 2025). Two tests:
-
-Exact. In float64, the output at the last position under every permutation of the tokens before it, for a sequence of
-different tokens; the largest change, against the largest output. In one layer without positional encoding the last query
-reads the others as a set, in whatever stream structure, so that only the order of floating-point sums is left. In two
-layers the others have seen different prefixes. Under a full mask all see the same, and any depth is blind.
-
-Trained. Which of two marked tokens stands first (`tasks.WhichFirst`)? Test sequences come with their mirror images, in which
-the two are exchanged: a model blind to order gives both one answer, and is right in exactly one of them, however it was
-trained. Its accuracy is 1/2 without sampling error.
+Transformers? A Petroglyph Revisited", ACL Findings 2025). The two tests, exact and trained, stand in `docs/probes/match.md`.
 """
 
 from __future__ import annotations

@@ -1,25 +1,7 @@
 """A head that finds the token before the last: what training it takes, and how the embeddings get there [Liu-4].
 
-Random tokens `[A][B][C][D]`; the model has to name `[C]` (`tasks.Copying`, target -2). The model of the post embeds tokens,
-adds a learned vector per position, has one attention layer and unembeds. The post does not say whether the attention layer
-adds to a residual stream or has an output projection, so perplexities are followed in all four variants; what the statements
-are about is `MAIN`. Relative perplexities are those of `copied`.
-
-The separation direction s is the unit vector with the largest margin `min_j s . (p_j - p_t)` between the position asked
-for and the others: the point nearest to the origin of the hull of all `p_j - p_t`, if the origin lies outside. p_t is on
-its negative side. Logits are `x_query W_Q W_K^T x_key / sqrt(d)`; the query's own p is on the positive side, so that
-`s W_Q W_K^T s < 0` gives p_t the largest logit. The post's -1.1 is this with its s = (1, 1), of length sqrt(2); the unit
-vector gives half of it.
-
-What readers without positions can reach, for the plateau without positional encoding:
-
-- Without positions attention sees the query and a bag of tokens. A reader of the bag of the first C - 1 tokens says each
-  with its share; no reader without positions is better. Its perplexity `exp(bag)` is nearly C - 1, far from what the post
-  sees.
-- The published V (C - 2) / (C - 1) is a mean of perplexities: a reader that bets on one of the C - 1 tokens has perplexity
-  near 0 (really 1) once in C - 1 times and V else. It bounds nothing: the limit is far below, and what holds a model of
-  width 2 near 20 is that two numbers do not carry a bag of three tokens. Hence models without positions are trained at
-  several widths.
+Task, variants, the separation direction and what readers without positions can reach stand in `docs/probes/match.md`. `MAIN`
+is the variant that statements are about. Relative perplexities are those of `copied`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
-"""Two remarks of [Liu-4] that the post leaves untried, on its previous-token task.
+"""Two remarks of [Liu-4] that the post leaves untried, on its previous-token task (`docs/probes/match.md`).
 
-- "Ideally, a 1D positional embedding should suffice if the attention kernel is chosen appropriately." Models whose positions
-  lie along one axis of the stream, and models of width 1, with attention by inner products or by distances
-  (`model.Architecture`: `kernel`, `readout`). At width 1 a linear readout can name two tokens at most, the outermost ones; a
-  distance readout can name them all. With it either kernel can do the task (tests/test_toy_remarks.py has the weights):
-  what training finds is another question.
-- Tokens of different frequency may need different learning rates. Tokens are drawn with shares of 1 / rank, and the rate of
-  a token's rows in embedding and unembedding is multiplied by its share, over the mean share, to a power: 0 is the usual
-  training, above 0 rare tokens learn more slowly, below 0 faster. The post gives no rule.
-
-Everything else is the main variant of `previous_token`: no residual stream, an output projection.
+With a distance readout either kernel can do the task at width 1 (tests/test_toy_remarks.py has the weights): what training
+finds is another question. For rates by frequency the post gives no rule. Everything else is the main variant of
+`previous_token`: no residual stream, an output projection.
 """
 
 from __future__ import annotations

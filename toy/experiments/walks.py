@@ -1,14 +1,6 @@
 """Where averaging alone takes the attention of several layers: theorems 4.1 to 4.7 of [Wu] on fresh toys' own patterns.
 
-The theorems hold for any patterns. Toys with content have logits of a chosen standard deviation in the first block; those
-without have logits from the positional encoding alone, up to a little noise.
-
-- 4.1 to 4.3: `P(z_i >= j)` of every sequence, query and block is compared with its bound; `violations` counts where it
-  lies above, beyond rounding.
-- 4.4 and 4.6, the lemmas: every entry of every pattern between its bounds, which are those of one layer's rollout.
-- 4.5 and 4.7: every entry of every rollout between its bounds, and the distance at which the last query's rollout, a mean
-  over sequences, is largest. Products of the decays alone, before rows are normalized, have their peaks with RoPE beyond
-  the theorem's curve, whose constants hide that: paths of one length weigh differently.
+What is compared with what stands in `docs/probes/match.md`, "Rollouts".
 
 For RoPE the toys of 4.7 use one plane alone, of angle theta per token, and read one vector again and again: logits are
 `TURNING cos((i-j) theta)`, hence c = TURNING / 2 in the lemma's `c (i-j)^2 theta^2`. Values are the identity: the next block
@@ -17,9 +9,6 @@ slow ones, which turn by half a circle at most over the text; "aligned" ones hav
 
 Attention other than softmax: fresh causal toys with it, as they are, and with every row of their patterns divided by its
 sum. The toys have norms, which undo any factor of a row: both have the same streams, and differ in what their rollouts say.
-
-What a theorem assumes of patterns is measured: eps is the smallest visible entry of all blocks, B the largest deviation of a
-logit from the theorem's form (up to a constant per query, which no pattern sees).
 """
 
 from __future__ import annotations
