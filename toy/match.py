@@ -1,17 +1,6 @@
 """`headwater match`: a model, the theory of it, and toys of the same architecture, through the same probes.
 
-One result per model. Its dimensions:
-
-- `state`: "init" (fresh weights, `seed` of them) and "pretrained" (seed 0 alone) of the model; `prompt`, with its `document`
-  where there are any; `position`, with `fraction` = j / (T - 1).
-- `variant`: "matched", and toys that lack one ingredient ("no residual", "no causal mask", "no positions", "no window");
-  `training`: "init", "retrieval"; `toy_seed`; `toy_prompt`; `point`, a toy's positions: toys of a training may
-  have fewer than those of another, and NaN behind them.
-- `member`: single toys of a variant and training, one for each seed and position asked for, seed by seed.
-
-Curves are kept sample by sample, `model_...` [state, seed, prompt, position] and `toy_...` [variant, training, toy_seed,
-toy_prompt, point] (over the positions asked for the geometric mean). `theory_kernel` is the second-moment kernel with
-measured patterns and score path, `theory_cesaro` N^L, fitted. NaN is where there is nothing.
+One result per model; `docs/probes/match.md` says what it holds ("Result").
 """
 
 from __future__ import annotations
@@ -111,7 +100,7 @@ def match(
         progress: called with (done, in all).
 
     Returns:
-        A dataset; the module's text says of what.
+        A dataset; `docs/probes/match.md` says of what.
 
     Raises:
         InputError: options that cannot be used, found before anything is trained.

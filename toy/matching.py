@@ -1,15 +1,8 @@
-"""Toys that match a model: the same structure and strengths in small, fresh and trained.
+"""Toys that match a model: the same structure and strengths in small, fresh and trained (`docs/probes/match.md`, "Match").
 
-What is kept and what is small stands in `docs/probes/match.md`, "Match". Each *variant* of a fresh toy lacks one ingredient:
-the residual stream, the causal mask, the positional encoding, the sliding window.
-
-A window of w positions reaches `blocks (w - 1)` back; it is scaled so that it reaches the same fraction of the toy's
-length as the model's does of the length that the model is measured at.
-
-Strengths: the second-moment kernel of a fresh model depends on its width through ratios alone: what a block adds to the
-stream against what is there, the feed-forward's part of it, and how far logits are from equal. They are measured on
-independent random rows of size 1, root mean squares over rows and blocks: attention then has nothing to average over, and
-width plays no part.
+Each *variant* of a fresh toy lacks one ingredient: the residual stream, the causal mask, the positional encoding, the
+sliding window. Strengths are ratios, through which alone the second-moment kernel of a fresh model depends on its width:
+what a block adds to the stream against what is there, the feed-forward's part of it, and how far logits are from equal.
 """
 
 from __future__ import annotations

@@ -1,14 +1,6 @@
 """Profile and attention of one view in one call, and how far two curves over position agree: a model's and its toys'.
 
-Agreement is defined in `docs/probes/match.md`. The longer of two curves is taken at the shorter one's points, by its
-logarithm between the two nearest positions; where one of those is zero (a sliding window sees no further) the nearer one
-counts. Beside a theory that predicts a mean square (`squares`) a curve is the root mean square over prompts on both sides,
-and the geometric mean of those over seeds. `apart` is the share of points where one of the two curves is zero and the other
-is not: windows reach whole blocks far, and at the end of the reach one curve may stop a point before the other.
-
-Intervals (95 %) are of the jackknife (`probes.results.statistics`), ratios and errors by their logarithms. The unit of
-a model's text is the document, fresh seeds held; that of toys is the run, a seed. Two curves of the same prompts (a
-prediction and what it predicts) leave out the same documents.
+Agreement and its intervals are defined in `docs/probes/match.md`.
 """
 
 from __future__ import annotations

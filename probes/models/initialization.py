@@ -1,10 +1,6 @@
 """What fresh weights are drawn from: a rule that gives each kind of matrix its standard deviation.
 
-A rule is one of these: "config", the model's configuration as transformers reads it; a number, the same deviation
-for every matrix ("0.02", "1/24"); or the name of a rule that a model's makers published (`PUBLISHED`). A published rule
-can be applied to any model: it gives deviations for that depth and width. In Python an `Initialization` of your own
-works, too.
-
+Rules are listed in `docs/models.md`, "Fresh weights". A published one gives deviations for any model's depth and width.
 Entries are independent, normal and of mean zero under every rule here; no recipe that could be read truncates the normal
 (Qwen2.5's program is not public). Biases start at zero and norm weights at one.
 """

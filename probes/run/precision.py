@@ -1,11 +1,7 @@
 """The precision of numbers: float64 on devices that lack it, and calls outside of what callers have in force.
 
-Sums over positions and prompts are taken in float64. Apple's MPS, among others, has no such numbers: there, what is summed
-moves to the CPU, where the sum lies.
-
 NVIDIA's GPUs multiply float32 numbers some eight times as fast in TF32. That keeps 11 bits of each factor: a product is 3e-4
-of its size off. A measure takes its products in float32, whatever its caller has set, but where it says otherwise
-(`products`): of what is an estimate good to some percent.
+of its size off. Where a measure takes it, and where sums in float64 lie, stands in `docs/scale.md`.
 """
 
 from __future__ import annotations

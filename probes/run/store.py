@@ -1,13 +1,8 @@
-"""Pieces of work that survive interruption: one `.npz` per piece, written whole or not at all.
+"""Pieces of work that survive interruption: one `.npz` per piece, written whole or not at all (`docs/scale.md`).
 
 A unit of work is what is measured in one go (a model under one condition, a place on a map, one replacement). A piece is a
-part of it: a few named arrays, mostly of one prompt. The folder of a unit bears a hash of everything its numbers depend on.
-The same work given again reads what is there; with other settings it goes to another folder.
-
-`Store.each` makes the pieces of a stage, shared between processes (`probes.run.processes`): process r makes the missing
-pieces r, r + R, r + 2R, ..., and every process sees all of them in one order. So numbers do not depend on how many processes
-there were, and a killed run divides anew what is missing; on a GPU, where other prompts go together then, they differ by
-rounding. Pieces are read back one at a time, so that memory does not grow with their number.
+part of it: a few named arrays, mostly of one prompt. `Store.each` makes the pieces of a stage, shared between processes:
+process r makes the missing pieces r, r + R, r + 2R, ..., and every process sees all of them in one order.
 """
 
 from __future__ import annotations
