@@ -83,16 +83,9 @@ def run(
 ) -> Results:
     """Measure every model and write NAME.nc (NAME-MODEL.nc for each of several), NAME.md, and the chart as PNG and SVG.
 
-    Args:
-        measure: what is measured.
-        sources: models, as `probes.load` takes them.
-        out: folder.
-        options: of the measure's own type; its defaults if not given.
-        prompts, loading: which prompts, and how models are loaded.
-        load: loads a model in another way, such as one that is in memory already.
-        advance: hears (what is running, done, in all).
-        remark: hears in one line what there is to say about prompts and resuming.
-        finish: writes the results instead.
+    `options` are of the measure's own type; its defaults if not given. `load` loads a model in another way, such as one that
+    is in memory already. `remark` hears in one line what there is to say about prompts and resuming. `finish` writes the
+    results instead.
 
     Returns:
         The results by model name.

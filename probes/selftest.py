@@ -135,13 +135,7 @@ def selftest(
     more: Mapping[str, Callable[[torch.device], xr.Dataset]],
     advance: Advance = lambda label, done, total: None,
 ) -> list[Row]:
-    """Run every trial on the CPU, in one thread, and on a device; what it raises on either is its row's.
-
-    Args:
-        device: any that torch knows.
-        more: further measurements by name, which take the device.
-        advance: hears how many are done.
-    """
+    """Run every trial, and `more`, on the CPU in one thread and on a device; what it raises on either is its row's."""
     rows, sides = [], {side: cases(on, more) for side, on in (("CPU", torch.device("cpu")), (str(device), device))}
     names = list(sides["CPU"])
     with one_thread():

@@ -1,26 +1,20 @@
 """How large the code is: `make size`.
 
-    python tools/size.py [--of CHECKOUT] [--no-times]
+    python tools/size.py [CHECKOUT]
 
-Prints lines and statements by package and part, files over 450 lines, and import times. Which way imports point is held by
-`tests/test_layers.py`.
+Prints lines and statements by package and part, and files over 450 lines.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
 PACKAGES = ("probes", "toy", "benchmarks", "tools", "tests")
 TEXT = (".toml", ".j2", ".html", ".js", ".css")  # counted in lines beside Python
 LONG = 450  # lines
-RUNS = 5  # of each command whose time is taken; the best one counts
-TIMED = {"import probes": ["-c", "import probes"], "headwater --help": ["-m", "probes", "--help"]}
 
 
 def sizes(root: Path) -> dict[str, tuple[int, int]]:
@@ -35,18 +29,8 @@ def sizes(root: Path) -> dict[str, tuple[int, int]]:
     return counted
 
 
-def milliseconds(root: Path, words: list[str]) -> float:
-    """The best of several runs."""
-    times = []
-    for _ in range(RUNS):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, *words], cwd=root, check=True, stdout=subprocess.DEVNULL)
-        times.append(time.perf_counter() - began)
-    return 1000 * min(times)
-
-
 def report(root: Path) -> list[str]:
-    """What is printed, but for times."""
+    """What is printed."""
     files, parts = sizes(root), defaultdict(lambda: [0, 0])
     for name, size in files.items():
         package, *inside = Path(name).parts
@@ -65,16 +49,5 @@ def report(root: Path) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Print it all."""
-    options = argparse.ArgumentParser(description="How large the code is.")
-    options.add_argument("--of", type=Path, default=Path(__file__).resolve().parent.parent, help="another checkout")
-    options.add_argument("--no-times", action="store_true", help="import nothing")
-    given = options.parse_args()
-    print("\n".join(report(given.of)), flush=True)
-    for name, words in () if given.no_times else TIMED.items():
-        print(f"{name}: {milliseconds(given.of, words):,.0f} ms", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print("\n".join(report(Path(sys.argv[1] if sys.argv[1:] else "."))))

@@ -162,13 +162,8 @@ class Matching:
     ) -> Plan:
         """The toys that match a model.
 
-        Args:
-            spec: the model's.
-            bos: whether BOS stands first in its prompts; retrieval sequences then have one, too.
-            length: positions of the model's prompts, which a window is a fraction of.
-            norm: kind of the model's norms.
-            strengths: of the fresh model; toys have torch's own where there are none.
-            frequencies: of RoPE's planes, as `frequencies` gives them.
+        With `bos` retrieval sequences have one, too. A window is a fraction of `length`, the positions of the model's
+        prompts. Toys have torch's own strengths where there are none.
         """
         at_least("length", length, 2)
         s = self.settings
@@ -213,10 +208,7 @@ class Matching:
     ) -> dict[tuple[str, Training], list[Member]]:
         """Fresh toys and trained ones by variant and training, in the plan's order.
 
-        Args:
-            plan: made by this.
-            folder: where unfinished training is kept and resumed from; the caller removes it in the end.
-            progress: called with (model-steps done, in all).
+        Unfinished training is kept in `folder` and resumed from there; the caller removes it in the end.
         """
         s, device = self.settings, torch.device(usable_device(self.device))
         members: dict[tuple[str, Training], list[Member]] = {}

@@ -63,17 +63,11 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train a fresh model of `config` and write it to the folder `out`; resume a run that was interrupted there.
 
-    Args:
-        config: a transformers config of a causal language model; its vocabulary size decides the tokenizer's.
-        out: receives the model, its tokenizer, `training.json` (everything that was measured), `log.jsonl` (loss at
-            every tenth step) and a folder `stepN` for each of `keep_steps`.
-        training, heldout: documents; the held-out ones are only ever evaluated on.
-        options: see `Options`.
-        save_every: steps between resumable states (removed at the end).
-        fresh: makes the model that is trained from the config; without it the options' seed decides the weights.
-        told: what `fresh` depends on; a resumed run must share it, and `training.json` holds it.
-        notes: what else `training.json` is to hold.
-        advance: called with (steps done, loss where it is logged).
+    The folder receives the model, its tokenizer, `training.json` (everything that was measured, and `notes`), `log.jsonl`
+    (loss at every tenth step) and a folder `stepN` for each of `keep_steps`. The config's vocabulary size decides the
+    tokenizer's. Held-out documents are only ever evaluated on. `fresh` makes the model that is trained from the config;
+    without it the options' seed decides the weights. What `fresh` depends on is `told`: a resumed run must share it. A state
+    to resume from is kept every `save_every` steps.
 
     Returns:
         What `training.json` holds.

@@ -103,14 +103,7 @@ def read_template(name: str) -> Template:
 
 
 class Maker:
-    """Makes the couples of one rung for one model.
-
-    Args:
-        model: whose tokenizer decides.
-        rung: how difficult.
-        template: the form of context and question.
-        first: what stands at position 0, as in `probes.prompts`.
-    """
+    """Makes the couples of one rung for one model, whose tokenizer decides; `first` as in `probes.prompts`."""
 
     def __init__(self, model: View, rung: Rung, template: Template, *, first: FirstToken | int = "auto") -> None:
         if model.tokenizer is None:

@@ -19,7 +19,7 @@ from ..models.load import takes_model
 from ..models.view import View
 from ..results.curves import rms_log_error, spearman
 from ..results.dataset import Variable, dataset, labelled, provenance
-from ..results.statistics import jackknife, jackknife_of_two, numbered
+from ..results.statistics import jackknife, jackknife_of_two, unit_of
 from ..results.ushape import SHORTEST, Shape, shape_over, typical
 from ..run.progress import Progress, part
 from ..run.store import Store
@@ -156,7 +156,7 @@ def agreement(
     def together(by_prompt: np.ndarray) -> np.ndarray:
         return estimate(by_prompt[:, :seeds], by_prompt[:, seeds:].swapaxes(0, 1))
 
-    unit = np.arange(a.shape[1]) if documents is None else numbered(documents)
+    unit = unit_of(a.shape[1], documents)
     mine = a.swapaxes(0, 1), unit
     if paired:
         if a.shape[1] != b.shape[1]:
@@ -185,7 +185,7 @@ def shape(values: Samples, *, runs: bool = False, documents: Sequence[str] | Non
     if found.shape[-1] < SHORTEST:
         raise InputError(f"a curve of {found.shape[-1]} positions has no middle; give at least {SHORTEST}")
     by_unit = found if runs else found.swapaxes(0, 1)
-    unit = np.arange(len(by_unit)) if runs or documents is None else numbered(documents)
+    unit = unit_of(len(by_unit), None if runs else documents)
     with np.errstate(divide="ignore"):  # a zero stays one: exp(-inf)
         return shape_over(np.log(by_unit), unit)
 

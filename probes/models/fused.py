@@ -121,14 +121,9 @@ def check_told(module: nn.Module, mask: Tensor | None, told: Mapping[str, Any]) 
 
 
 class Listening:
-    """One view's pass: its edits are applied, its watcher is told, and what is recorded of it is kept.
+    """One view's pass: its edits are applied, its watcher is told on `device`, and what is recorded of it is kept.
 
-    Args:
-        spec: the view's.
-        edits, past: of the pass. Behind a context, edits of one position, which is the context's, are no business of it.
-        watcher: the view's.
-        device: where edits and the watcher find the tensors.
-        recording: whether attention is kept.
+    Behind a context (`past`), edits of one position, which is the context's, are no business of it.
     """
 
     def __init__(

@@ -79,10 +79,6 @@ def with_hidden(stream: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 class HuggingFaceView(Watched):
     """`View` over a transformers causal language model of a family in `families.FAMILIES`.
 
-    Args:
-        model: left as it is; this view works on a shadow.
-        described: the fields of `Described`.
-
     Raises:
         InputError: the family is not supported, attention is a function that the user registered, or accelerate's hooks on
             the model change its weights in place.

@@ -171,12 +171,9 @@ class AutogradBlock:
 
 
 class LinearizedBlock:
-    """A block's derivative from its parts. `output` is the block's own output, to be held against the recorded one.
+    """A block's derivative from its parts, at the stream [B, T, d] that it read; `rotary` is (cos, sin), each [T, rotated].
 
-    Args:
-        parts: the block, taken apart.
-        stream: what it read, [B, T, d].
-        rotary: (cos, sin), each [T, rotated], or None.
+    `output` is the block's own output, to be held against the recorded one.
     """
 
     @torch.no_grad()

@@ -49,15 +49,10 @@ def page_of(
 ) -> Page:
     """The page of all results; its picture, that of position sensitivity, is written beside it as overview.png and .svg.
 
-    Args:
-        collected: results by kind and name.
-        claims: the rows of the table of claims.
-        first: models whose results stand first; if not given, real language models do.
-        command: what made the page.
-        remarks: what a reader has to know of this report as a whole, a model that a measure refused above all.
-        files: figures and tables of the models that stand first are written beside their results, too.
-        more: sections behind those of the measures.
-        others: measures that the registry does not know.
+    Models named `first` stand first; if none is, real language models do. `remarks` are what a reader has to know of this
+    report as a whole, a model that a measure refused above all. With `files` figures and tables of the models that stand
+    first are written beside their results, too. `more` are sections behind those of the measures, `others` measures that the
+    registry does not know.
     """
     parts = [*sections_of(collected, first, files=files, more=others), *more]
     pictured = PICTURED if collected[PICTURED] else ""

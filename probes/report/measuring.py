@@ -102,19 +102,10 @@ def measure(
     advance: Advance | None = None,
     remark: Remark = lambda line: None,
 ) -> tuple[list[str], list[str]]:
-    """Measure every model by every study, as far as it was not done before.
+    """Measure every model by every study (or those `chosen`), as far as it was not done before or `fresh` asks for it anew.
 
-    Args:
-        models: as `probes.load` takes them.
-        out: the report's folder.
-        count: prompts of every study; each study's own number if not given.
-        length: tokens per prompt.
-        source: of prompts and models.
-        fresh: measure again what is there.
-        quick: measure less (`shortened`), unless there are full results.
-        chosen: studies; all of them if not given.
-        advance: hears (which study of which model is running, done, in all).
-        remark: hears in one line each what was kept or refused, and how long each study takes.
+    `count` stands in the place of each study's own number of prompts. `quick` measures less (`shortened`), unless there are
+    full results. `remark` hears in one line each what was kept or refused.
 
     Returns:
         The models' names, and what studies refused to measure, a sentence each.

@@ -68,6 +68,11 @@ def numbered(documents: Sequence[str] | np.ndarray) -> Int[np.ndarray, " prompt"
     return np.argsort(np.argsort(first))[number]
 
 
+def unit_of(prompts: int, documents: Sequence[str] | None) -> Int[np.ndarray, " prompt"]:
+    """What the first prompts are resampled by: documents, else themselves."""
+    return np.arange(prompts) if documents is None else numbered(documents[:prompts])
+
+
 def resampling(
     prompts: int, draws: int, seed: int, halves: Sequence[slice] | None = None, documents: Sequence[str] | None = None
 ) -> Int[np.ndarray, "resample prompt"]:
@@ -80,7 +85,7 @@ def resampling(
     drawn = np.ones((1 + draws, prompts), dtype=np.int16)
     for half in halves or (slice(0, prompts),):
         size = half.stop - half.start
-        unit = np.arange(size) if documents is None else numbered(documents[half])
+        unit = unit_of(size, None if documents is None else documents[half])
         count = int(unit.max(initial=-1)) + 1
         drawn[1:, half] = random.multinomial(count, np.full(count, 1 / count), size=draws)[:, unit]
     return drawn

@@ -113,8 +113,7 @@ def prompts_at_once(model: Any, length: int, beside: int = 0) -> int:
 
     One on a processor, which is busy with one; on a device with memory of its own as many as there is room for.
 
-    Args:
-        beside: float32 numbers that a caller keeps for each prompt, beside its streams.
+    `beside`: float32 numbers that a caller keeps for each prompt, beside its streams.
     """
     if own_memory(model.device) is None:
         return 1
@@ -137,9 +136,7 @@ def aside(tensor: Tensor, folder: Path | None = None) -> Tensor:
     That is a file whose name goes as soon as it is mapped into the machine's memory: the system drops its pages when it
     needs room, and frees the file with the tensor or the process. On a GPU a tensor stays while half of the memory is free.
 
-    Args:
-        tensor: any but an empty one.
-        folder: where the file is; the system's folder for temporary files unless given.
+    The file is in `folder`; in the system's folder for temporary files unless given.
     """
     tensor, own = tensor.detach().contiguous(), own_memory(tensor.device)
     if own is not None and available(tensor.device) > own.mem_get_info(tensor.device)[1] // 2:
@@ -171,9 +168,8 @@ class Retry:
     What becomes smaller are blocks of queries, and pieces of whatever goes over heads, keys or positions by
     `shares`. Numbers differ by the rounding of sums that are taken in another order, and only there.
 
-    Args:
-        what: what a line of error calls one of them, as in "a prompt of 64 positions of 'tiny-llama'".
-        report: has a count `done`, set back when work is begun anew.
+    `what`: what a line of error calls one of them, as in "a prompt of 64 positions of 'tiny-llama'". `report` has a count
+    `done`, set back when work is begun anew.
     """
 
     def __init__(self, what: str, report: Any = None) -> None:

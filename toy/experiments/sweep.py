@@ -43,12 +43,7 @@ def sweep(coords: Mapping[str, Any], *parts: Part, attrs: Mapping[str, Any] | No
     """Measure all cells of all parts.
 
     An array that is shorter than its dimensions fills their beginning. What no cell fills is NaN, or 0 in whole numbers; a
-    variable that no cell gives is left out.
-
-    Args:
-        coords: values of every dimension, as in `dataset`; those of dimensions without a variable are left out.
-        parts: measured one after the other.
-        attrs: of the result.
+    variable that no cell gives is left out, and so are coordinates of dimensions without one.
     """
     values = {dim: np.asarray(x[1] if isinstance(x, tuple) else x).tolist() for dim, x in coords.items()}
     variables: dict[str, tuple[Any, ...]] = {}

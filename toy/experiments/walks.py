@@ -276,11 +276,8 @@ def directions(
 ) -> tuple[Float[Tensor, " d"], Float[Tensor, " d"], Float[np.ndarray, " distance"]]:
     """(query, key, what a logit loses by distance) of drawn directions in several planes of RoPE.
 
-    Args:
-        kind: "slow" (planes that turn by half a circle at most over the text) or "all", and "aligned" (keys point where
-            queries do) or "random".
-        length: of the text.
-        seed: decides what is drawn in a plane, of every kind.
+    `kind`: "slow" (planes that turn by half a circle at most over the text) or "all", and "aligned" (keys point where
+    queries do) or "random". The seed decides what is drawn in a plane, of every kind.
     """
     theta, generator = angles(), torch.Generator().manual_seed(seed_of(seed, DIRECTION_BLOCK))
     real, imaginary = torch.randn(2, 2, len(theta), generator=generator, dtype=torch.float64)
@@ -334,12 +331,8 @@ def limits(these: Patterns, products: Patterns, window: int | None = None, prefi
 def beyond_bounds(name: str, these: Patterns, products: Patterns, lost: np.ndarray, bounds: BoundsAt) -> dict[str, int]:
     """How many entries of all patterns and rollouts are beyond their bounds, and how many were compared.
 
-    Args:
-        name: of the variables, before "violations" and "checked".
-        these: patterns of a causal toy.
-        products: its rollouts.
-        lost: what a logit loses by distance, nats, [T].
-        bounds: of a rollout, with each sequence's own B.
+    Of patterns and rollouts of a causal toy whose logits lose `lost` [T] nats by distance; `bounds` are those of a rollout,
+    with each sequence's own B.
     """
     layers, length = products.shape[1:3]
     i, j = np.tril_indices(length)

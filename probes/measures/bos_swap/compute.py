@@ -37,7 +37,7 @@ from ...models.view import View
 from ...models.words import Intervention, intervention
 from ...results.curves import estimate, relative_error
 from ...results.dataset import Variable, dataset, provenance, with_low_high
-from ...results.statistics import ends, jackknife, numbered
+from ...results.statistics import ends, jackknife, unit_of
 from ...run.memory import Retry
 from ...run.progress import Progress, Tally, part
 from ...run.store import Store
@@ -170,7 +170,7 @@ def bos_swap(
     check_logits(model)
     views = {name: swap.on(model, tokens, seed=seed) for name, swap in swaps.items()}
     drawn = resampling(len(tokens), bootstrap, seed, documents)
-    unit = np.arange(len(tokens)) if documents is None else numbered(documents)
+    unit = unit_of(len(tokens), documents)
     pieces, share = pieces or Store(), 1 / (1 + len(swaps))
     before = _side(model, tokens, options, drawn, pieces.within("before"), part(progress, 0.0, share))
     results = []

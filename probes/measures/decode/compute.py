@@ -27,7 +27,7 @@ from ...models.erase import RANK, Where, check_where, erased
 from ...models.load import takes_model
 from ...models.view import View
 from ...results.dataset import Variable, dataset, provenance, with_ends, with_low_high
-from ...results.statistics import jackknife, numbered
+from ...results.statistics import jackknife, unit_of
 from ...run.memory import Retry, prompts_at_once
 from ...run.progress import Progress, Tally, part
 from ...run.store import Piece, Store
@@ -172,7 +172,7 @@ def _units(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " pro
     """The number of each prompt's document. Its bits say in which half it is, in which part of that, and so on."""
     if documents is not None and len(documents) != count:
         raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
-    unit = np.arange(count) if documents is None else numbered(documents)
+    unit = unit_of(count, documents)
     if (known := len(np.unique(unit))) < LEAST_DOCUMENTS:
         what = "prompts" if known == count else "documents"
         raise InputError(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")

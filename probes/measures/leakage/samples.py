@@ -41,13 +41,7 @@ def halves_of(count: int) -> tuple[slice, slice]:
 
 
 class Course:
-    """All prompts on their way through the blocks, in chunks that lie within the halves.
-
-    Args:
-        model: any view.
-        tokens: the prompts.
-        folder: where their streams, and one block's attention, wait in files.
-    """
+    """All prompts on their way through the blocks, in chunks that lie within the halves; what waits lies in `folder`."""
 
     def __init__(self, model: View, tokens: Int[Tensor, "prompt position"], folder: Path | None) -> None:
         self._model, self._folder = model, folder

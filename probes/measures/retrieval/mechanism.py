@@ -168,13 +168,9 @@ def traced(
     seed: Sequence[int],
     report: Tally,
 ) -> Piece:
-    """All variables of one context, [place, part].
+    """All variables of the context of a couple on a side, [place, part].
 
-    Args:
-        couple, side: which context.
-        depths, asked: the places: which pairs, and the questions for them with the values that are compared.
-        seed: of the directions.
-        report: hears of every backward pass.
+    Places are the pairs at `depths`, and the questions for them with the values that are compared.
     """
     held = [Edit("logits", layer, constant_first) for layer in range(model.spec.blocks)]
     with torch.enable_grad():
@@ -195,9 +191,6 @@ def behind_lists(model: View, couple: Couple, side: int, *, seed: Sequence[int],
     A line's own question reads that very line. `PRODUCTS` times, the questions are split into random halves. One product per
     half, of independent directions z_k, gives E |sum_k z_k^T J_kj|^2 = sum_k ||J_kj||_F^2, which counts for the lines that
     the other half asks for. So any two pairs meet equally often, and the mean over splits is unbiased.
-
-    Args:
-        model, couple, side, seed, report: as in `traced`.
     """
     draw, count = np.random.default_rng(seed), len(couple.starts)
     half = np.stack([draw.permutation(count) % 2 for _ in range(PRODUCTS)])  # [split, question]

@@ -18,7 +18,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 
 from ...results.dataset import Variable
-from ...results.statistics import jackknife, numbered
+from ...results.statistics import jackknife, unit_of
 from ...results.tables import estimated
 from ..reading import token_name
 
@@ -59,7 +59,7 @@ def collectors(
 
     times = by_token(1.0)
     often = (times > 0).sum(0)
-    unit = np.arange(prompts) if documents is None else numbered(documents)
+    unit = unit_of(prompts, documents)
     found = {name: np.full((blocks, TOKENS), np.nan) for name in TABLE}
     for layer in range(blocks):
         excess = by_token(alpha[:, layer, 1:] - uniform[layer, 1:count])

@@ -30,13 +30,13 @@ from ...models.load import takes_model
 from ...models.swap import swapped
 from ...models.view import View
 from ...results.dataset import Variable, by_block, dataset, provenance, with_low_high
-from ...results.statistics import Interval, freedom, holm
+from ...results.statistics import Interval, freedom, holm, unit_of
 from ...run.memory import Retry
 from ...run.progress import Progress, Tally
 from ...run.store import Store
 from .collectors import TABLE, collectors, named
 from .effect import CACHES, DIMS, GROUPS, KEEP, NUMBERINGS, REMOVED, caches, effects, evictions, joint, losing
-from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest, unit_of
+from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest
 from .sums import MEANS, NORMS, SIZES, SQUARES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist

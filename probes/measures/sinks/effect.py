@@ -49,15 +49,9 @@ def effects(
     report: Callable[[int], Any],
     pieces: Store,
 ) -> dict[str, Float[np.ndarray, "prompt layer head"]]:
-    """`effect` and `loss_change` of these heads on every prompt, NaN of all others.
+    """`effect` and `loss_change` of these heads (layer, head) on every prompt, NaN of all others.
 
-    Args:
-        model: any view that takes edits of a head's output; it is not changed.
-        tokens: the prompts.
-        heads: (layer, head) whose terms are removed, one at a time.
-        retry: goes on in smaller batches where memory runs out.
-        report: hears how many blocks were run.
-        pieces: keeps what each prompt gave.
+    Their terms are removed one at a time; `report` hears how many blocks were run.
     """
     ordered = sorted(heads)
     by_prompt = pieces.each(

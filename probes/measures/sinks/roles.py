@@ -27,7 +27,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from ...results.statistics import Interval, ends, jackknife, numbered, resampling
+from ...results.statistics import Interval, ends, jackknife, resampling, unit_of
 from ...results.tables import number
 from .sums import SIZES
 
@@ -91,11 +91,6 @@ def role_shares(found: Mapping[str, Float[np.ndarray, "prompt ..."]], documents:
         shares.append(assigned(known)[0].mean((1, 2)))
     low, high = ends(np.stack(shares)) if prompts > 1 else np.full((2, len(ROLES)), np.nan)
     return Interval(shares[0], low, high)  # type: ignore[arg-type] - arrays of them
-
-
-def unit_of(prompts: int, documents: Sequence[str] | None) -> np.ndarray:
-    """What the first prompts are resampled by [prompt]: documents, else themselves."""
-    return np.arange(prompts) if documents is None else numbered(documents[:prompts])
 
 
 def assigned(

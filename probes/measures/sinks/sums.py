@@ -66,19 +66,12 @@ class Behind(NamedTuple):
 
 @dataclass(eq=False)
 class Sums:
-    """Takes the numbers of prompts, and sums them up, in float64.
-
-    Args:
-        model: any view.
-        tokens: the prompts.
-        chosen: the keys; None for all.
-        report: called with the number of blocks that a prompt went through.
-    """
+    """Takes the numbers of prompts, and sums them up, in float64."""
 
     model: View
     tokens: Int[Tensor, "prompt position"]
-    chosen: tuple[int, ...] | None
-    report: Callable[[int], Any]
+    chosen: tuple[int, ...] | None  # the keys; None for all
+    report: Callable[[int], Any]  # hears how many blocks a prompt went through
 
     def __post_init__(self) -> None:
         self.spec, (self.prompts, self.length) = self.model.spec, self.tokens.shape
@@ -237,12 +230,9 @@ class Sums:
     ) -> dict[str, Tensor]:
         """Numbers of some heads, [prompt, head, ...].
 
-        Args:
-            attention: theirs.
-            squares: of what heads give the queries 1 to `reach`, the squared sizes of what they write.
-            by_stream: 1 over that of the stream at these queries, [prompt, head, query].
-            reach: one past the last query that sees position 0.
-            prompts: how many there are; behind them stand the second view's.
+        `squares`: of what heads give the queries 1 to `reach`, the squared sizes of what they write; `by_stream`: 1 over
+        that of the stream, [prompt, head, query]. One past the last query that sees position 0 is `reach`. Behind the
+        `prompts` stand the second view's.
         """
         found = dict[str, Tensor]()
         if len(attention.query) > prompts:
