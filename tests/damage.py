@@ -60,10 +60,6 @@ def without(*names: str) -> Spoil:
     return lambda here: [(here / "small" / name).unlink() for name in names]
 
 
-def folder(name: str) -> Spoil:
-    return lambda here: (here / name).mkdir()
-
-
 def index_names(file: str) -> Spoil:
     """Weights in a file of another name, and an index in which a tensor is in this one."""
 

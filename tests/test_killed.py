@@ -1,10 +1,5 @@
-"""Commands killed at random moments: given again they go on, and end with the bytes of an uninterrupted run.
+"""Commands killed at random moments: given again they go on, and end with the bytes of an uninterrupted run."""
 
-`HEADWATER_KILLS=20 pytest tests/test_killed.py` kills every command that often, those that take longer too; by default the
-quick ones share 27 kills.
-"""
-
-import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +9,7 @@ from probes.results.dataset import load
 
 SMALL = ["--prompts", "4", "--length", "32"]
 TOY = "layers=1 width=2 residual=no feed_forward=no target=0,9 seeds=1 batch=32 steps=300"
-KILLS = int(os.environ.get("HEADWATER_KILLS", "3"))
+KILLS = 3  # of each
 TELLING = {"created", "command", "seconds"}  # of a run, not of its numbers
 COMMANDS = {
     "jacobian": ["jacobian", *SMALL, "--seeds", "1", "--products", "40"],
@@ -28,14 +23,6 @@ COMMANDS = {
     "toys": ["toy", "retrieval", *(word for setting in TOY.split() for word in ("--with", setting))],
     "inspect": ["inspect", "tiny-llama", "--prompt", "def add(first, second):", "--seeds", "2", "--products", "40"],
 }  # fmt: skip
-LONGER = {
-    "map": ["map", "--quick", "--seeds", "1", "--products", "16"],
-    "report": ["report", "tiny-llama", "--prompts", "4", "--length", "32"],
-    "toy": ["toy", "petroglyph", "--quick"],
-    "pretrain": ["pretrain", "tiny-llama", "--steps", "12", "--save-every", "3", "--batch", "2", "--length", "32"],
-}
-if "HEADWATER_KILLS" in os.environ:
-    COMMANDS |= LONGER
 
 
 def numbers(folder: Path) -> dict[str, bytes]:

@@ -18,7 +18,6 @@ from probes.headlines import numbers
 from probes.measures.attention import part_of
 from probes.measures.leakage import ALL, MEASURE, PARTIES, QUANTILES, leakage
 from probes.measures.leakage import forms as FORMS
-from probes.measures.leakage import samples as SAMPLES
 from probes.measures.leakage.compute import usual_bands
 from probes.measures.leakage.forms import resampling
 from probes.measures.leakage.forms import split as split_of
@@ -205,15 +204,6 @@ def test_block_0_has_no_position_in_its_residual_stream(name, first):
     deeper = ds.log_form.sel(part="denominator").isel(layer=slice(1, None)).max()
     assert float(deeper) > 3 * float(noise.max())  # so that the limits above mean something
     assert abs(ds.log_neither).max() < 1e-10
-
-
-def test_heads_and_chunks_may_be_taken_apart(monkeypatch):
-    model, tokens = load(families.model("mistral"), dtype="float64"), text(7, 20)
-    whole = leakage(model, tokens, bands=[BAND], lags=LAGS, bootstrap=10, fresh=0)
-    monkeypatch.setattr(FORMS, "block_numbers", lambda device: 1)
-    monkeypatch.setattr(SAMPLES, "TOKENS_AT_ONCE", 40)
-    for name, values in leakage(model, tokens, bands=[BAND], lags=LAGS, bootstrap=10, fresh=0).items():
-        np.testing.assert_allclose(values, whole[name], rtol=1e-9, atol=1e-12)
 
 
 def test_what_does_not_fit_is_taken_in_parts(monkeypatch):
