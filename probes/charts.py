@@ -102,11 +102,11 @@ def numeral(value: float) -> str:
     return f"{value:,.12g}".replace("-", "−")
 
 
-def level(cell: Axes, value: float, label: str = "", color: str = GREY, line: Any = DASHED) -> None:
+def level(cell: Axes, value: float, label: str = "") -> None:
     """A horizontal line to compare with, and its words at the right."""
-    cell.axhline(value, color=color, linestyle=line, linewidth=0.9, zorder=1)
+    cell.axhline(value, color=GREY, linestyle=DASHED, linewidth=0.9, zorder=1)
     if label:
-        words(cell, label, value, color)
+        words(cell, label, value, GREY)
 
 
 def words(cell: Axes, text: str, at: float, color: str, *, fraction: bool = False) -> None:
@@ -318,14 +318,10 @@ def curves(cell: Axes, series: Iterable[Series], *, log: bool = False, decades: 
     cell.set_axisbelow(True)
 
 
-def blocks(cell: Axes, series: Sequence[Series], nulls: Sequence[Series] = (), *, log: bool = False) -> None:
-    """Draw quantities by block, as lines with bands.
+def blocks(cell: Axes, series: Sequence[Series], nulls: Sequence[Series] = ()) -> None:
+    """Draw quantities by block, as lines with bands; `x` holds their numbers where they do not begin at 0.
 
-    Args:
-        cell: where.
-        series: over blocks; `x` holds their numbers where they do not begin at 0.
-        nulls: what there would be without an effect, one value for all blocks, with an interval or without.
-        log: the vertical axis is logarithmic.
+    Nulls are what there would be without an effect, one value for all blocks, with an interval or without.
     """
     numbers = series[0].points()[0]
     for null in nulls:
@@ -334,7 +330,7 @@ def blocks(cell: Axes, series: Sequence[Series], nulls: Sequence[Series] = (), *
         if interval is not None:
             cell.axhspan(interval[0][0], interval[1][0], color=null.color, alpha=0.15, linewidth=0)
         words(cell, null.label, float(y[0]), null.color)
-    curves(cell, series, log=log, decades=None)
+    curves(cell, series, decades=None)
     block_axis(cell, numbers)
 
 

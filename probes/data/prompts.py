@@ -139,10 +139,6 @@ def draw(
     check_highest(model, max(int(ids.max()) for _, ids in read))
     windows, places, overlap = cut(read, n, length, random, source)
     before = put_first(policy)
-    if len(before) >= length:
-        raise InputError(
-            f"length={length} leaves no room for text behind what {model.identity.name} puts first; ask for more"
-        )
     windows = torch.from_numpy(windows)[:, : length - len(before)]
     tokens = torch.cat([torch.tensor(before, dtype=torch.long).expand(n, -1), windows], dim=1)
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}

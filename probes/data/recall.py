@@ -67,19 +67,13 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class Couple:
-    """Two contexts of one shape without a common key.
-
-    Attributes:
-        contexts: token ids of each.
-        questions: of each context, for every depth, the ids that ask for the pair at it; the answer follows.
-        answers: likewise the ids of the values.
-        starts: of every depth, the position of its line's first token and of its value's first token, the same for both.
-    """
+    """Two contexts of one shape without a common key, in token ids."""
 
     contexts: tuple[tuple[int, ...], tuple[int, ...]]
+    # Of each context, for every depth, the ids that ask for the pair at it, and those of the value, which follow.
     questions: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     answers: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
-    starts: tuple[tuple[int, int], ...]
+    starts: tuple[tuple[int, int], ...]  # of every depth, where its line and its value begin, the same for both
 
 
 class Shape(NamedTuple):

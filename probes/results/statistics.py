@@ -137,9 +137,7 @@ def freedom(unit: Int[np.ndarray, " prompt"]) -> float:
 def holm(found: Interval, freedom: float, level: float = 0.05) -> Bool[np.ndarray, ...]:
     """Which of these estimates differ from 0 at a level for all of them together [Holm]; what has no interval does not.
 
-    Args:
-        found: arrays of estimates with the ends of their 95 % intervals.
-        freedom: degrees of Student's t that the intervals were made with.
+    The intervals are of 95 %, by Student's t with these degrees of freedom.
     """
     value, low, high = (np.asarray(x, dtype=np.float64) for x in found[:3])
     with np.errstate(divide="ignore", invalid="ignore"):

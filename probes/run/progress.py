@@ -17,10 +17,7 @@ Advance: TypeAlias = Callable[[str, float, float], None]  # (which unit is runni
 class Tally:
     """Counts work and tells `progress`, if there is one. The total grows where more is done than was expected.
 
-    Args:
-        progress: what is told.
-        total: how much is expected.
-        per: calls per unit of the total.
+    `per`: calls per unit of the total.
     """
 
     def __init__(self, progress: Progress | None, total: float | int = 0.0, *, per: int = 1) -> None:

@@ -64,12 +64,8 @@ class Moments:
 class MeasuredBlock:
     """The step of one block, coefficients from its weights and one recorded pass.
 
-    Args:
-        block: linearized at a single prompt's stream.
-        after: the stream after it, [T, d].
-        attention: "uniform" under the block's mask, or the patterns of the pass, head by head.
-        score_path: add what flows through queries and keys; needs measured patterns.
-        weights: of this block, where an earlier prompt has found them; afterwards they are there.
+    `after`: the stream after it, [T, d]. `attention`: "uniform" under the block's mask, or the patterns of the pass, which
+    `score_path` needs. `weights`: where an earlier prompt has found them; afterwards they are there.
     """
 
     def __init__(
@@ -219,10 +215,7 @@ def contentless_patterns(
 class BornBlock:
     """The step of one block with fresh weights, known by their distribution alone; attention is uniform.
 
-    Args:
-        birth: what weights are drawn from.
-        layer: which block; they differ in their windows.
-        stream: covariance of the stream it reads, [T, T], per component.
+    `stream`: the covariance of what it reads, per component. Blocks differ in their windows.
     """
 
     def __init__(self, birth: Birth, layer: int, stream: Float[Tensor, "position position"]) -> None:

@@ -40,10 +40,7 @@ def roots(grams: Float[Tensor, "n c c"]) -> Float[Tensor, "n c c"]:
 class HeadWeights:
     """What the kernel needs of the weights of a block's heads; it is the same for all prompts.
 
-    Args:
-        block: linearized at any stream.
-        out: W_O of every head, [H, d, c], with a norm's weight behind it folded in.
-        score_path: whether that is asked for, or `strengths` alone.
+    `out`: W_O of every head, with a norm's weight behind it folded in. Without `score_path` `strengths` alone.
     """
 
     def __init__(self, block: LinearizedBlock, out: Float[Tensor, "H d c"], score_path: bool) -> None:
@@ -64,13 +61,8 @@ class HeadWeights:
 class ScorePath:
     """The score path of one block at one recorded stream.
 
-    Args:
-        block: linearized at a single prompt's stream.
-        out: as of `HeadWeights`.
-        weights: the block's.
-        direction: of the stream that attention is added to give, of length 1.
-        gram: G's diagonal above the branch.
-        radial: S there.
+    `direction`, of length 1, is that of the stream with attention added; `gram` is G's diagonal above the branch, and
+    `radial` S there.
     """
 
     def __init__(

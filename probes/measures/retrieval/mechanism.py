@@ -128,10 +128,8 @@ def measured(
 ) -> dict[str, np.ndarray]:
     """`VARIABLES` of so many contexts, and profiles by depth; arguments but for these as in `retrieval`.
 
-    Args:
-        couple: makes the couple of a number.
-        depths: the pairs of each context that are traced.
-        text: ids [prompt, position] of ordinary text, of the length of a context with its question; None: no such profiles.
+    `couple` makes the couple of a number; `depths` are the pairs of each context that are traced. Without `text`, ids
+    [prompt, position] of ordinary text as long as a context with its question, there are no profiles of it.
     """
 
     def one(number: int) -> Piece:
