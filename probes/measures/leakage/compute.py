@@ -275,10 +275,10 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
 
 
 def uniform(model: View, length: int, bands: Sequence[Band]) -> Float[np.ndarray, "layer band"]:
-    """V(log number of visible keys) over each band's queries: what a block's mask alone leaks."""
+    """V(log number of visible keys) over each band's queries: what a block's mask alone leaks; a full window, nothing."""
     i = np.arange(length)
     seen = [np.log(i + 1 if w is None else np.minimum(i + 1, w)) for w in model.spec.windows]
-    return np.array([[x[first : last + 1].var() for first, last in bands] for x in seen])
+    return np.array([[(x[first : last + 1] - x[last]).var() for first, last in bands] for x in seen])
 
 
 def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
