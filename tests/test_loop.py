@@ -166,13 +166,6 @@ def test_an_interrupted_run_goes_on_with_more_seeds_and_the_same_text_elsewhere(
         np.testing.assert_array_equal(result[name], whole[1][name])  # bit for bit
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("changes", "given"), [({"query": -2}, {}), ({}, {"seed": 1}), ({}, {"dtype": "float64"})])
-def test_units_measured_with_other_settings_are_not_taken_for_these(folder, half, changes, given):
-    with pytest.raises(Stop):  # what the folder holds is not there for these
-        study(folder, half, replace(FEW, **changes), advance=stopping_at("ape pretrained"), **given)
-
-
 @pytest.mark.parametrize(
     ("changes", "given", "says"),
     [
