@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .measures.leakage import leakage as leakage
     from .measures.loss import loss as loss
     from .measures.retrieval import retrieval as retrieval
+    from .measures.sink_factorial import sink_factorial as sink_factorial
     from .measures.sinks import sinks as sinks
     from .measures.trajectory import trajectory as trajectory
     from .models.ablate import ablated as ablated

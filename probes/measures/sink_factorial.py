@@ -1,0 +1,350 @@
+"""A sink's brake and bias, taken off one by one and together, by block.
+
+A query reads `A_i0 v_0 + (1 - A_i0) o_i`, o_i what it would read without key 0: its first term is a *bias*, the factor
+before o_i a *brake*. Hiding key 0 takes both off at once. What each set of three arms does, how the interaction is judged
+and what would overturn the claim stand on the measure's page (`docs/probes/sink-factorial.md`).
+
+Source: science of the measurement, section 18; ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from .. import options
+from ..charts import GREY, VERMILLION, Panel, Series, depth_color, dots, panels
+from ..data.recall import Keys
+from ..errors import InputError
+from ..measure import Headline, Measure
+from ..models.checks import check_logits, check_tokens
+from ..models.load import takes_model
+from ..models.view import View
+from ..models.words import edited
+from ..results.curves import ESTIMATE
+from ..results.dataset import Variable, dataset, provenance
+from ..results.statistics import Interval, freedom, holm, jackknife, numbered
+from ..results.tables import Table, interval
+from ..run.progress import Progress, part
+from ..run.store import Store
+from .consequences import check_recall, consequences, known_mean
+from .retrieval import retrieval
+
+ARMS = ("bias off", "brake off", "both off")
+SETS = {  # words of `probes.edited`, of each arm; the first is the claim's, the others are its controls
+    "position 0": ("without-value-0", "released", "without-0"),
+    "constant gain": ("without-value-0", "gain", "gain+without-value-0"),
+    "key 1": ("without-value-1", "released-1", "without-1"),
+    "sink heads": ("without-value-0:sinks", "released:sinks", "without-0:sinks"),
+    "other heads": ("without-value-0:others", "released:others", "without-0:others"),
+    "mean value": ("value-mean", "released", "released+value-mean"),
+    "random value": ("value-random", "released", "released+value-random"),
+}
+LOSS, FIRST, REST, COPY = "loss", "log p, first pair", "log p, other pairs", "loss of a copy"
+OF_LISTS = (FIRST, REST)
+STEPS = 5  # parts of the depth at whose beginnings blocks stand
+
+
+@takes_model
+def sink_factorial(
+    model: View,
+    tokens: Int[Tensor, "prompt position"],
+    *,
+    blocks: Sequence[int] | None = None,
+    sets: Sequence[str] = ("position 0",),
+    lists: int = 24,
+    pairs: int = 12,
+    keys: Keys = "apart",
+    copies: int = 0,
+    seed: int = 0,
+    documents: Sequence[str] | None = None,
+    pieces: Store | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """What the bias of position 0, its brake and both together are worth, from a block on.
+
+    Args:
+        model: any view; it is not changed.
+        tokens: ids [prompt, position]; means that an arm needs are taken over them.
+        blocks: from which on arms act, several or one; from 0 on in fifths of the depth unless given.
+        sets: of `SETS`; all but the first are controls.
+        lists: that recall is measured on, an even number; 0: none.
+        pairs, keys: of these lists, as in `probes.retrieval`.
+        copies: prompts, the first ones, of which the loss on a second copy of their first half is measured, too.
+        seed: of the lists and of random values.
+        documents: what each prompt is a window of.
+        pieces: where finished parts are kept for an interrupted call.
+        progress: called with (share of the work done, 1).
+
+    Returns:
+        Dataset: by outcome (`loss`, mean over positions from 1 on; `recall` of the first pair and the mean of the others;
+        `copy`) `..._before` [sample] and `..._change` [set, arm, block, sample], in nats; samples are prompts or lists.
+
+    Raises:
+        InputError: no such set or block, an odd number of lists, or values that are not finite.
+    """
+    chosen = _blocks(model, blocks)
+    for name in sets:
+        if name not in SETS:
+            raise InputError(f"set '{name}' is unknown; give {', '.join(SETS)}")
+    if lists:
+        check_recall(model, lists)
+    if not 0 <= copies <= len(tokens):
+        raise InputError(f"copies={copies} is out of range; give 0 to {len(tokens)}, the prompts there are")
+    check_tokens(model, tokens)
+    check_logits(model)
+    names = dict.fromkeys(_at(word, block) for name in sets for word in SETS[name] for block in chosen)
+    pieces, of = pieces or Store(), {"lists": lists, "pairs": pairs, "keys": keys, "copies": copies, "seed": seed}
+    shares = np.linspace(0, 1, len(names) + 2)
+    heard = [part(progress, *ends) for ends in pairwise(shares)]
+    before = _outcomes(model, tokens, of, pieces.within("before"), heard[0])
+    after = {
+        name: _outcomes(edited(model, name, reference=tokens, seed=seed), tokens, of, pieces.within(name), told)
+        for name, told in zip(names, heard[1:], strict=True)
+    }
+    variables = {}
+    for name, values in before.items():
+        dims = {"recall": ("list", "pair"), "loss": ("prompt",), "copy": ("copy",)}[name]
+        words_of = Variable(dims, {"recall": "recall, log p of values"}.get(name, "next-token loss"), "nat")
+        every = [[[after[_at(word, block)][name] for block in chosen] for word in SETS[own]] for own in sets]
+        change = words_of._replace(dims=("set", "arm", "block", *dims), long_name=f"{words_of.long_name}, change")
+        variables |= {f"{name}_before": words_of.of(values), f"{name}_change": change.of(np.array(every) - values)}
+    made = provenance(model, tokens, measurement="sink_factorial", blocks=list(chosen), sets=list(sets), **of)
+    coords = {"set": list(sets), "arm": list(ARMS), "block": list(chosen), "pair": list(OF_LISTS)}
+    return dataset(variables, tokens=tokens, coords=coords, attrs=made)
+
+
+def _blocks(model: View, blocks: Sequence[int] | None) -> list[int]:
+    count = model.spec.blocks
+    found = sorted({count * n // STEPS for n in range(STEPS)} if blocks is None else set(blocks))
+    for block in found:
+        if not 0 <= block < count:
+            raise InputError(f"block {block} does not exist; the model has blocks 0 to {count - 1}")
+    return found
+
+
+def _at(word: str, block: int) -> str:
+    """A word, or several, from a block on."""
+    return "+".join(
+        f"{what}@{block}{colon}{group}" for what, colon, group in (w.partition(":") for w in word.split("+"))
+    )
+
+
+def _outcomes(
+    model: View, tokens: Tensor, of: Mapping[str, Any], pieces: Store, progress: Progress | None
+) -> dict[str, np.ndarray]:
+    """By prompt the mean loss; by list what is recalled of the first pair and of the others; by copied prompt its loss."""
+    losses, _ = consequences(model, tokens, None, part(progress, 0, 0.5), pieces=pieces)
+    found = {"loss": known_mean(losses[:, 1:])}
+    if of["lists"]:
+        given = {"pairs": of["pairs"], "keys": of["keys"], "contexts": of["lists"], "seed": of["seed"]}
+        log_p = retrieval(model, **given, pieces=pieces, progress=part(progress, 0.5, 1))["log_p"].values
+        found["recall"] = np.stack([log_p[:, 0], log_p[:, 1:].mean(1)], 1)
+    if of["copies"]:
+        some, half = tokens[: of["copies"]], tokens.shape[1] // 2
+        twice = torch.cat([some[:, :half], some[:, 1:half]], 1)
+        losses, _ = consequences(model, twice, pieces=pieces.within("copies"))
+        found["copy"] = known_mean(losses[:, half:])  # from the copy's second token on
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def outcomes(ds: xr.Dataset) -> dict[str, tuple[xr.DataArray, Int[np.ndarray, " sample"]]]:
+    """Changes [set, arm, block, prompt] by outcome, and the unit of each sample, which stands in a prompt's place."""
+    unit = numbered(ds["document"].values) if "document" in ds.coords else np.arange(ds.sizes["prompt"])
+    found = {LOSS: (ds["loss_change"], unit)}
+    if "recall_change" in ds:
+        recall, couple = ds["recall_change"].rename(list="prompt"), np.arange(ds.sizes["list"]) // 2
+        found |= {name: (recall.sel(pair=name, drop=True), couple) for name in OF_LISTS}
+    if "copy_change" in ds:
+        found[COPY] = (ds["copy_change"].rename(copy="prompt"), unit[: ds.sizes["copy"]])
+    return {name: (values.transpose("set", "arm", "block", "prompt"), of) for name, (values, of) in found.items()}
+
+
+def interactions(changes: xr.DataArray) -> xr.DataArray:
+    """Both off, less what each alone does; 0 where they add up."""
+    bias, brake, both = (changes.sel(arm=arm, drop=True) for arm in ARMS)
+    return both - bias - brake
+
+
+class Tested:
+    """The interaction of one outcome, of the block at which it is largest in one half of the units, in the other half."""
+
+    def __init__(self, values: Float[np.ndarray, "block sample"], unit: Int[np.ndarray, " sample"]) -> None:
+        other = np.isin(unit, np.unique(unit)[1::2])
+        self.block = int(np.abs(values[:, ~other].mean(1)).argmax()) if (~other).any() else 0
+        own = values[self.block, other]
+        self.found = (
+            Interval(*map(float, jackknife(np.mean, own, unit[other]))) if len(own) else Interval(*[np.nan] * 3)
+        )
+        self.freedom = freedom(unit[other]) if len(own) else 0.0
+
+
+def judged(ds: xr.Dataset) -> dict[tuple[str, str], tuple[int, Interval, bool]]:
+    """By (outcome, set): the block, the interaction there, and whether it differs from 0 after Holm over all of these."""
+    each = {}
+    for outcome, (changes, unit) in outcomes(ds).items():
+        both = interactions(changes)
+        each |= {(outcome, str(own)): Tested(both.sel(set=own).values, unit) for own in ds["set"].values}
+    found = [np.array([[one.found[n] for one in each.values()]]) for n in range(3)]
+    least = min(one.freedom for one in each.values())
+    differs = holm(Interval(*found), least)[0] if least > 0 else np.zeros(len(each), bool)  # pyright: ignore[reportArgumentType]
+    return {
+        key: (int(ds["block"].values[one.block]), one.found, bool(sure))
+        for (key, one), sure in zip(each.items(), differs, strict=True)
+    }
+
+
+def _interaction(ds: xr.Dataset) -> xr.DataArray:
+    """[set and outcome, estimate], each at the block that the other half of the units chose."""
+    rows = {f"{own}, {outcome}": list(one[:3]) for (outcome, own), (_, one, _) in judged(ds).items()}
+    return xr.DataArray(list(rows.values()), {"number": list(rows), "estimate": list(ESTIMATE)}, ("number", "estimate"))
+
+
+def _effect(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
+    """[set, arm, block, estimate] of an outcome."""
+    values, unit = outcomes(ds)[outcome]
+    ends = jackknife(partial(np.mean, axis=0), np.moveaxis(values.values, -1, 0), unit)
+    coords = {name: values[name].values for name in ("set", "arm", "block")} | {"estimate": list(ESTIMATE)}
+    return xr.DataArray(np.stack(ends, -1), coords, ("set", "arm", "block", "estimate"))
+
+
+def _way(found: Interval, sure: bool) -> str:
+    if not sure:
+        return "undecided"
+    return "costs less together than one by one" if found.value < 0 else "costs more together than one by one"
+
+
+def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Whether brake and bias add up in the loss, and what the released brake does to recall."""
+    lines = []
+    for model, ds in results.items():
+        every = judged(ds)
+        block, found, sure = every[LOSS, str(ds["set"].values[0])]
+        told = interval(*found[:3], form="+.3g")
+        line = f"{model}: from block {block} on the interaction on the loss is {told} nat, {_way(found, sure)}"
+        if "recall_change" in ds:
+            at = _effect(ds, outcome=REST).sel(arm="brake off", block=block).isel(set=0).values
+            line += f"; with the brake off, recall of other pairs than the first changes by {interval(*at, form='+.3g')} nat"
+        lines.append(line + ".")
+    return lines
+
+
+def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
+    """Interactions, and what every arm does."""
+    rows, arms = [], []
+    for model, ds in results.items():
+        for (outcome, own), (block, found, sure) in judged(ds).items():
+            rows.append([model, own, outcome, str(block), interval(*found[:3], form="+.3g"), "yes" if sure else "no"])
+        for outcome in outcomes(ds):
+            effect = _effect(ds, outcome=outcome)
+            for place in np.ndindex(*effect.shape[:-1]):
+                own, arm, block = (str(effect[dim].values[n]) for dim, n in zip(effect.dims, place, strict=False))
+                arms.append([model, own, outcome, block, arm, interval(*effect.values[place], form="+.3g")])
+    of = ("model", "set", "outcome", "from block")
+    return [
+        Table("Interactions", (*of, "both off, less each alone (nat)", "differs from 0 after Holm"), rows),
+        Table("Changes", (*of, "arm", "nat"), arms),
+    ]
+
+
+CAPTION = "Changes by an arm from a block on, dark blocks are late ones; 95 % over documents and couples of lists."
+LOOKS = {"bias off": "s", "brake off": "^", "both off": "o"}
+
+
+def chart(results: Mapping[str, xr.Dataset]) -> Figure:
+    """Loss against recall, a mark for each arm and block, and the interaction by outcome."""
+
+    def plane(cell: Axes, ds: xr.Dataset) -> None:
+        effects = [_effect(ds, outcome=name).isel(set=0) for name in (LOSS, REST)]
+        for n, block in enumerate(ds["block"].values):
+            color = depth_color(n, ds.sizes["block"])
+            for arm, marker in LOOKS.items():
+                x, y = (one.sel(arm=arm, block=block).values for one in effects)
+                cell.annotate("", (x[0], y[0]), (0, 0), arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.35})
+                bars: Any = {"xerr": [[x[0] - x[1]], [x[2] - x[0]]], "yerr": [[y[0] - y[1]], [y[2] - y[0]]]}
+                label = arm if n == len(ds["block"]) - 1 else None
+                cell.errorbar(x[0], y[0], **bars, fmt=marker, color=color, markersize=4.5, elinewidth=0.9, label=label)
+        for line in (cell.axhline, cell.axvline):
+            line(0, color=GREY, linewidth=0.8, zorder=1)
+        cell.legend(frameon=False, fontsize=7.5, handletextpad=0.2)
+        cell.set_xlabel("change of loss (nat)")
+
+    def interaction(cell: Axes, ds: xr.Dataset) -> None:
+        main, every = str(ds["set"].values[0]), judged(ds)
+        shown = {outcome: found for (outcome, own), (_, found, _) in every.items() if own == main}
+        shown |= {f"loss, {own}": every[LOSS, own][1] for own in map(str, ds["set"].values[1:])}
+        value, low, high = (np.array([found[n] for found in shown.values()]) for n in range(3))
+        dots(cell, list(shown), [Series("", value, VERMILLION, low, high)])
+        cell.set_xlabel("both off, less each alone (nat)")
+
+    first = (
+        [Panel("change of recall, other pairs (nat)", plane)]
+        if any("recall_change" in ds for ds in results.values())
+        else []
+    )
+    return panels(results, [*first, Panel("", interaction)], CAPTION)
+
+
+@dataclass(frozen=True)
+class Options(options.Options):
+    """Take a sink's brake and bias off, one by one and together, from several blocks on.
+
+    Writes sink-factorial.nc, sink-factorial.md and the chart: what each arm does to the next-token loss and to recall from
+    lists, and whether the two add up. If interrupted, the same command resumes.
+
+    Examples:
+      headwater sink-factorial tiny-llama --prompts 8 --length 64 --lists 0
+      headwater sink-factorial smollm2-135m --lists 48 --pairs 36
+      headwater sink-factorial smollm2-135m --blocks 8 --sets all
+    """
+
+    blocks: str | None = options.option("From which blocks on, as in 0,6,12; in fifths of the depth if not given.")
+    sets: str = options.option(f"position 0, or controls beside it: {', '.join(list(SETS)[1:])}; or all.", "position 0")
+    lists: int = options.option("Lists that recall is measured on, an even number; 0: none.", 24)
+    pairs: int = options.option("Pairs of a list.", 12)
+    keys: Literal["apart", "alike"] = options.option("Different nouns, or colours and nouns that recur.", "apart")
+    copies: int = options.option("Prompts of which the loss on a second copy is measured, too.", 0)
+
+    def values(self) -> dict[str, Any]:
+        """As `sink_factorial` takes them."""
+        blocks = None
+        if self.blocks is not None:
+            blocks = [
+                n for low, high in options.read_ranges(self.blocks, "blocks", "0,6,12") for n in range(low, high + 1)
+            ]
+        chosen = list(SETS) if self.sets == "all" else [name.strip() for name in self.sets.split(",")]
+        return vars(self) | {"blocks": blocks, "sets": chosen}
+
+
+MEASURE = Measure(
+    name="sink-factorial",
+    question="What do a sink's brake and its bias do, apart and together?",
+    compute=sink_factorial,
+    options=Options,
+    headlines=(
+        Headline("interaction (nat)", _interaction, form="+.3g"),
+        *(
+            Headline(f"change of {name} (nat)", partial(_effect, outcome=name), form="+.3g")
+            for name in (LOSS, *OF_LISTS, COPY)
+        ),
+    ),
+    answer=answer,
+    tables=tables,
+    chart=chart,
+    defaults={"prompts": 32},
+    trials={"sink_factorial": lambda m, tokens: sink_factorial(m, tokens[:4], blocks=[1], lists=0)},
+)

@@ -1,0 +1,81 @@
+"""Brake and bias, apart and together: against edited views measured by hand, and how interactions are judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from measured import close, drawn_tokens, refused
+
+import probes
+from probes.measures.consequences import consequences
+from probes.measures.sink_factorial import ARMS, LOSS, REST, SETS, answer, judged, sink_factorial
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return probes.load("tiny-llama", dtype="float64", device="cpu")
+
+
+def test_arms_are_edited_views(model):
+    tokens = probes.prompts(model, n=4, length=32)
+    found = sink_factorial(model, tokens, blocks=[2], sets=list(SETS), lists=2, copies=2)
+    plain = consequences(model, tokens)[0][:, 1:].mean(1)
+    close(found.loss_before, plain, 1e-9)
+    for own, words in {"position 0": ("without-value-0@2", "released@2", "without-0@2")}.items():
+        for arm, word in zip(ARMS, words, strict=True):
+            view = probes.edited(model, word)
+            at = {"set": own, "arm": arm, "block": 2}
+            close(found.loss_change.sel(at), consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9, 1e-12)
+            recalled = probes.retrieval(view, contexts=2).log_p - probes.retrieval(model, contexts=2).log_p
+            close(found.recall_change.sel({**at, "pair": REST}), recalled[:, 1:].mean("depth"), 1e-9, 1e-9)
+    gained = found.loss_change.sel({"set": "constant gain", "arm": "brake off"})
+    close(
+        gained[0],
+        consequences(probes.edited(model, "gain@2", reference=tokens), tokens)[0][:, 1:].mean(1) - plain,
+        1e-9,
+    )
+    assert found.loss_change.sel(arm="brake off").std("set").max() > 0
+    assert (found.copy_before < found.loss_before[:2]).all()  # what was read once is told more easily
+
+
+def synthetic(interaction: float) -> xr.Dataset:
+    """A result of 40 documents whose arms cost 0.5 and 0.7 nat, and both together as much more."""
+    draw = np.random.default_rng(0)
+    change = np.empty((1, 3, 2, 40))
+    change[0, 0], change[0, 1] = 0.5 + draw.normal(0, 0.05, (2, 40)), 0.7 + draw.normal(0, 0.05, (2, 40))
+    change[0, 2] = change[0, 0] + change[0, 1] + draw.normal(0, 0.05, (2, 40))
+    change[0, 2, 1] += interaction
+    dims = ("set", "arm", "block", "prompt")
+    coords = {"set": ["position 0"], "arm": list(ARMS), "block": [0, 8]}
+    return xr.Dataset({"loss_change": (dims, change)}, coords)
+
+
+@pytest.mark.parametrize(("interaction", "says"), [(-0.9, "less together"), (0.9, "more together"), (0.0, "undecided")])
+def test_interactions_are_judged_on_the_half_that_did_not_choose_the_block(interaction, says):
+    ds = synthetic(interaction)
+    block, found, sure = judged(ds)[LOSS, "position 0"]
+    assert sure == bool(interaction)
+    if interaction:
+        assert block == 8
+    assert found.low < interaction < found.high
+    one, both = (
+        ds.loss_change.sel(block=block).isel(set=0, prompt=slice(1, None, 2)).sel(arm=arm)
+        for arm in (list(ARMS[:2]), "both off")
+    )
+    close(found.value, float((both - one.sum("arm")).mean()), 1e-9)
+    assert says in answer({"model": ds})[0]
+
+
+def test_what_cannot_be_measured_is_refused(model):
+    tokens = drawn_tokens(2, 12)
+    for given, says in (
+        ({"sets": ["key 2"]}, "set 'key 2'"),
+        ({"blocks": [6]}, "block 6"),
+        ({"copies": 3}, "copies=3"),
+        ({"lists": 3}, "odd"),
+    ):
+        with refused(says):
+            sink_factorial(model, tokens, **{"lists": 0, **given})
