@@ -210,14 +210,14 @@ RESIDUAL = re.compile(r"V\(X\)|Shapley value")  # how definitions of the residua
 
 
 def removes(ds: xr.Dataset) -> Told:
-    """Whether every replacement removes this fraction, by one definition of the residual component; those that come near."""
+    """Whether every replacement removes this fraction, by one definition of the residual component."""
     parts, words, tests = replacements(ds), [], list[Test]()
     for definition in filter(
         RESIDUAL.match, map(str, ds["definition"].values)
     ):  # what changes besides is no part of it
         shares = {name: removed(part, definition) for name, part in parts.items()}
         tests.append(every(near(share, FORTY) for share in shares.values()))
-        if definition in (V_X, LEFT_IN) or tests[-1](SURE) in ("holds", "undecided"):
+        if definition in (V_X, LEFT_IN) or tests[-1](SURE) != "not measured":
             words.append(f"{definition}: {', '.join(f'{share_told(x)} ({name})' for name, x in shares.items())}")
     return "; ".join(words), some(tests)
 
