@@ -348,18 +348,8 @@ def test_interventions_by_name():
         assert intervention(str(made)) == made
         assert intervention(made.label) == made
     assert intervention("17").label == 17
-    for name in ("means", "mean@x", "zero:keys@1", "mean:half", "mean*a", "without-0:keys", "1 7", "9" * 5000):
-        with refused(re.escape(f"'{name}'")):
-            intervention(name)
-    for name in (
-        "released*2",
-        "zero:sinks",
-        "18.8@2",
-        "value-mean:keys",
-        "mean+",
-        "mean+zero",
-        "zero+value-mean",
-    ):
+    bad = "means mean@x zero:keys@1 mean:half mean*a without-0:keys released*2 zero:sinks 18.8@2 value-mean:keys mean+"
+    for name in (*bad.split(), "mean+zero", "zero+value-mean", "1 7", "9" * 5000):
         with refused(re.escape(f"'{name}'")):
             intervention(name)
 

@@ -24,13 +24,11 @@ def test_arms_are_edited_views(model):
     found = sink_factorial(model, tokens, blocks=[2], sets=list(SETS), lists=2, copies=2)
     plain = consequences(model, tokens)[0][:, 1:].mean(1)
     close(found.loss_before, plain, 1e-9)
-    for own, words in {"position 0": ("without-value-0@2", "released@2", "without-0@2")}.items():
-        for arm, word in zip(ARMS, words, strict=True):
-            view = probes.edited(model, word)
-            at = {"set": own, "arm": arm, "block": 2}
-            close(found.loss_change.sel(at), consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9, 1e-12)
-            recalled = probes.retrieval(view, contexts=2).log_p - probes.retrieval(model, contexts=2).log_p
-            close(found.recall_change.sel({**at, "pair": REST}), recalled[:, 1:].mean("depth"), 1e-9, 1e-9)
+    for arm, word in zip(ARMS, ("without-value-0@2", "released@2", "without-0@2"), strict=True):
+        view, at = probes.edited(model, word), {"set": "position 0", "arm": arm, "block": 2}
+        close(found.loss_change.sel(at), consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9, 1e-12)
+        recalled = probes.retrieval(view, contexts=2).log_p - probes.retrieval(model, contexts=2).log_p
+        close(found.recall_change.sel({**at, "pair": REST}), recalled[:, 1:].mean("depth"), 1e-9, 1e-9)
     gained = found.loss_change.sel({"set": "constant gain", "arm": "brake off"})
     close(
         gained[0],
@@ -61,21 +59,14 @@ def test_interactions_are_judged_on_the_half_that_did_not_choose_the_block(inter
     if interaction:
         assert block == 8
     assert found.low < interaction < found.high
-    one, both = (
-        ds.loss_change.sel(block=block).isel(set=0, prompt=slice(1, None, 2)).sel(arm=arm)
-        for arm in (list(ARMS[:2]), "both off")
-    )
-    close(found.value, float((both - one.sum("arm")).mean()), 1e-9)
+    own = ds.loss_change.sel(block=block).isel(set=0, prompt=slice(1, None, 2)).mean("prompt").values
+    close(found.value, own[2] - own[0] - own[1], 1e-9)
     assert says in answer({"model": ds})[0]
 
 
 def test_what_cannot_be_measured_is_refused(model):
     tokens = drawn_tokens(2, 12)
-    for given, says in (
-        ({"sets": ["key 2"]}, "set 'key 2'"),
-        ({"blocks": [6]}, "block 6"),
-        ({"copies": 3}, "copies=3"),
-        ({"lists": 3}, "odd"),
-    ):
+    for given, says in {"sets": "set 'key 2'", "blocks": "block 6", "copies": "copies=3", "lists": "odd"}.items():
+        bad: dict[str, Any] = {"sets": ["key 2"], "blocks": [6], "copies": 3, "lists": 3}
         with refused(says):
-            sink_factorial(model, tokens, **{"lists": 0, **given})
+            sink_factorial(model, tokens, **{"lists": 0, given: bad[given]})
