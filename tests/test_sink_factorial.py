@@ -42,13 +42,10 @@ def test_arms_are_edited_views(model):
 def synthetic(interaction: float) -> xr.Dataset:
     """A result of 40 documents whose arms cost 0.5 and 0.7 nat, and both together as much more."""
     draw = np.random.default_rng(0)
-    change = np.empty((1, 3, 2, 40))
-    change[0, 0], change[0, 1] = 0.5 + draw.normal(0, 0.05, (2, 40)), 0.7 + draw.normal(0, 0.05, (2, 40))
-    change[0, 2] = change[0, 0] + change[0, 1] + draw.normal(0, 0.05, (2, 40))
-    change[0, 2, 1] += interaction
+    change = draw.normal([[[0.5]], [[0.7]], [[0]]], 0.05, (3, 2, 40))[None]
+    change[0, 2] += change[0, 0] + change[0, 1] + [[0], [interaction]]
     dims = ("set", "arm", "block", "prompt")
-    coords = {"set": ["position 0"], "arm": list(ARMS), "block": [0, 8]}
-    return xr.Dataset({"loss_change": (dims, change)}, coords)
+    return xr.Dataset({"loss_change": (dims, change)}, {"set": ["position 0"], "arm": list(ARMS), "block": [0, 8]})
 
 
 @pytest.mark.parametrize(("interaction", "says"), [(-0.9, "less together"), (0.9, "more together"), (0.0, "undecided")])
@@ -56,8 +53,7 @@ def test_interactions_are_judged_on_the_half_that_did_not_choose_the_block(inter
     ds = synthetic(interaction)
     block, found, sure = judged(ds)[LOSS, "position 0"]
     assert sure == bool(interaction)
-    if interaction:
-        assert block == 8
+    assert block == 8 or not interaction
     assert found.low < interaction < found.high
     own = ds.loss_change.sel(block=block).isel(set=0, prompt=slice(1, None, 2)).mean("prompt").values
     close(found.value, own[2] - own[0] - own[1], 1e-9)
