@@ -138,7 +138,6 @@ im-start/bos-swap      {SMOLLM2} {SWAP} --first 1
 im-start/trajectory    {SMOLLM2} --prompts 32 --length 256 --first 1
 end/sinks              {SMOLLM2} --prompts 64 --length 256 --first 2
 chat/sinks             {SMOLLM2} --prompts 64 --length 256 --chat {CHAT}
-chat/leakage           {SMOLLM2} --prompts 100 --length 128 --chat {CHAT}
 chat/bos-swap          {SMOLLM2} {SWAP} --chat {CHAT}
 chat/sinks             {QWEN} --prompts 64 --length 256 --chat {CHAT}
 no-bos/sinks           {GEMMA} --prompts 64 --length 256 --first none
