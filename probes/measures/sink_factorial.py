@@ -269,6 +269,8 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     """Loss against recall, a mark for each arm and block, and the interaction by outcome."""
 
     def plane(cell: Axes, ds: xr.Dataset) -> None:
+        if "recall_change" not in ds:
+            return cell.set_axis_off()
         effects = [_effect(ds, outcome=name).isel(set=0) for name in (LOSS, REST)]
         for n, block in enumerate(ds["block"].values):
             color = depth_color(n, ds.sizes["block"])
