@@ -164,7 +164,7 @@ class Loading(Options):
         """What is done to the model."""
         from .models.words import intervention
 
-        return None if self.ablate is None else intervention("+".join(word.strip() for word in self.ablate.split(",")))
+        return None if self.ablate is None else intervention(self.ablate.replace(",", "+"))
 
     def load(self, source: str) -> View:
         """The model, under the interventions that were asked for."""

@@ -11,7 +11,7 @@ from measured import close, drawn_tokens, refused
 
 import probes
 from probes.measures.consequences import consequences
-from probes.measures.sink_factorial import ARMS, LOSS, REST, SETS, answer, judged, sink_factorial
+from probes.measures.sink_factorial import ARMS, LOSS, OF_LISTS, REST, SETS, answer, judged, sink_factorial
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def model() -> Any:
 
 def test_arms_are_edited_views(model):
     tokens = probes.prompts(model, n=4, length=32)
-    found = sink_factorial(model, tokens, blocks=[2], sets=list(SETS), lists=2, copies=2)
+    found = sink_factorial(model, tokens, blocks=[2], sets=[*SETS, "position 0"], lists=2, copies=2)
     plain = consequences(model, tokens)[0][:, 1:].mean(1)
     close(found.loss_before, plain, 1e-9)
     for arm, word in zip(ARMS, ("without-value-0@2", "released@2", "without-0@2"), strict=True):
@@ -29,23 +29,22 @@ def test_arms_are_edited_views(model):
         close(found.loss_change.sel(at), consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9, 1e-12)
         recalled = probes.retrieval(view, contexts=2).log_p - probes.retrieval(model, contexts=2).log_p
         close(found.recall_change.sel({**at, "pair": REST}), recalled[:, 1:].mean("depth"), 1e-9, 1e-9)
-    gained = found.loss_change.sel({"set": "constant gain", "arm": "brake off"})
-    close(
-        gained[0],
-        consequences(probes.edited(model, "gain@2", reference=tokens), tokens)[0][:, 1:].mean(1) - plain,
-        1e-9,
-    )
+    gained = found.loss_change.sel(set="constant gain", arm="brake off")
+    view = probes.edited(model, "gain@2", reference=tokens)
+    close(gained[0], consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9)
     assert found.loss_change.sel(arm="brake off").std("set").max() > 0
     assert (found.copy_before < found.loss_before[:2]).all()  # what was read once is told more easily
 
 
 def synthetic(interaction: float) -> xr.Dataset:
-    """A result of 40 documents whose arms cost 0.5 and 0.7 nat, and both together as much more."""
+    """A result of 40 documents whose arms cost 0.5 and 0.7 nat, and both together as much more; two lists decide nothing."""
     draw = np.random.default_rng(0)
     change = draw.normal([[[0.5]], [[0.7]], [[0]]], 0.05, (3, 2, 40))[None]
     change[0, 2] += change[0, 0] + change[0, 1] + [[0], [interaction]]
     dims = ("set", "arm", "block", "prompt")
-    return xr.Dataset({"loss_change": (dims, change)}, {"set": ["position 0"], "arm": list(ARMS), "block": [0, 8]})
+    recall = (*dims[:3], "list", "pair"), np.zeros((1, 3, 2, 2, 2))
+    coords = {"set": ["position 0"], "arm": list(ARMS), "block": [0, 8], "pair": list(OF_LISTS)}
+    return xr.Dataset({"loss_change": (dims, change), "recall_change": recall}, coords)
 
 
 @pytest.mark.parametrize(("interaction", "says"), [(-0.9, "less together"), (0.9, "more together"), (0.0, "undecided")])

@@ -116,5 +116,5 @@ def check_losses(model: View, loss: Float[np.ndarray, ...]) -> None:
 def check_recall(model: View, contexts: int) -> None:
     """Refuse what recall of so many lists could not be measured on."""
     if contexts % 2:
-        raise InputError(f"recall={contexts} is odd; lists come in couples")
+        raise InputError(f"{contexts} lists are an odd number; they come in couples")
     Maker(model, Rung(RECALLED), read_template("sentences"))

@@ -1,8 +1,7 @@
 """A sink's brake and bias, taken off one by one and together, by block.
 
-A query reads `A_i0 v_0 + (1 - A_i0) o_i`, o_i what it would read without key 0: its first term is a *bias*, the factor
-before o_i a *brake*. Hiding key 0 takes both off at once. What each set of three arms does, how the interaction is judged
-and what would overturn the claim stand on the measure's page (`docs/probes/sink-factorial.md`).
+What they are, what each set of three arms does, how the interaction is judged and what would overturn the claim stand on
+the measure's page (`docs/probes/sink-factorial.md`).
 
 Source: science of the measurement, section 18; ours.
 """
@@ -34,7 +33,7 @@ from ..models.view import View
 from ..models.words import edited
 from ..results.curves import ESTIMATE
 from ..results.dataset import Variable, dataset, provenance
-from ..results.statistics import Interval, freedom, holm, jackknife, numbered
+from ..results.statistics import Interval, holm, jackknife, jackknifed, numbered
 from ..results.tables import Table, interval
 from ..run.progress import Progress, part
 from ..run.store import Store
@@ -94,14 +93,15 @@ def sink_factorial(
     Raises:
         InputError: no such set or block, an odd number of lists, or values that are not finite.
     """
-    chosen = _blocks(model, blocks)
+    chosen, sets = _blocks(model, blocks), list(dict.fromkeys(sets))
     for name in sets:
         if name not in SETS:
             raise InputError(f"set '{name}' is unknown; give {', '.join(SETS)}")
     if lists:
         check_recall(model, lists)
-    if not 0 <= copies <= len(tokens):
-        raise InputError(f"copies={copies} is out of range; give 0 to {len(tokens)}, the prompts there are")
+    most = len(tokens) if tokens.shape[1] > 3 else 0  # in a half of one token there is nothing to repeat
+    if not 0 <= copies <= most:
+        raise InputError(f"copies={copies} is out of range; give 0 to {most}, the prompts of 4 tokens or more")
     check_tokens(model, tokens)
     check_logits(model)
     names = dict.fromkeys(_at(word, block) for name in sets for word in SETS[name] for block in chosen)
@@ -187,10 +187,7 @@ class Tested:
         other = np.isin(unit, np.unique(unit)[1::2])
         self.block = int(np.abs(values[:, ~other].mean(1)).argmax()) if (~other).any() else 0
         own = values[self.block, other]
-        self.found = (
-            Interval(*map(float, jackknife(np.mean, own, unit[other]))) if len(own) else Interval(*[np.nan] * 3)
-        )
-        self.freedom = freedom(unit[other]) if len(own) else 0.0
+        self.found = jackknifed(np.mean, own, unit[other]) if len(own) else Interval(*[np.nan] * 3)
 
 
 def judged(ds: xr.Dataset) -> dict[tuple[str, str], tuple[int, Interval, bool]]:
@@ -199,9 +196,8 @@ def judged(ds: xr.Dataset) -> dict[tuple[str, str], tuple[int, Interval, bool]]:
     for outcome, (changes, unit) in outcomes(ds).items():
         both = interactions(changes)
         each |= {(outcome, str(own)): Tested(both.sel(set=own).values, unit) for own in ds["set"].values}
-    found = [np.array([[one.found[n] for one in each.values()]]) for n in range(3)]
-    least = min(one.freedom for one in each.values())
-    differs = holm(Interval(*found), least)[0] if least > 0 else np.zeros(len(each), bool)  # pyright: ignore[reportArgumentType]
+    every: list[Any] = [np.array(some) for some in zip(*(one.found for one in each.values()), strict=True)]
+    differs = holm(Interval(*every), every[3])
     return {
         key: (int(ds["block"].values[one.block]), one.found, bool(sure))
         for (key, one), sure in zip(each.items(), differs, strict=True)
@@ -261,7 +257,8 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     ]
 
 
-CAPTION = "Changes by an arm from a block on, dark blocks are late ones; 95 % over documents and couples of lists."
+CAPTION = "95 % over documents and couples of lists."
+OF_ARMS = f"Changes by an arm from a block on, dark blocks are late ones; {CAPTION}"
 LOOKS = {"bias off": "s", "brake off": "^", "both off": "o"}
 
 
@@ -298,7 +295,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         if any("recall_change" in ds for ds in results.values())
         else []
     )
-    return panels(results, [*first, Panel("", interaction)], CAPTION)
+    return panels(results, [*first, Panel("", interaction)], OF_ARMS if first else CAPTION)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch h
 
 def check_reference(model: View, reference: Tensor | None) -> None:
     if reference is None:
-        raise InputError("means are taken over prompts; give reference=probes.prompts(model)")
+        raise InputError("means are taken over prompts; give reference=probes.prompts(model), or bos-swap --replace WORD")
     check_tokens(model, reference)
 
 
@@ -191,7 +191,7 @@ def reweighed(
             return known, {n: torch.isin(numbers, torch.tensor(chosen[n])) for n in layers}
         if heads is None or reference is None:
             return known, {}
-        weights = _means(model, reference, lambda n, s, log_z, i, j: (_alone(key, s, i, j) - log_z).exp())
+        weights = _means(model, reference, lambda n, s, log_z, i, j: _weight(key, s, log_z, i, j))
         return known, {n: (weight > SINK) == (heads == "sinks") for n, weight in weights.items()}
 
     def edits(model: View, prepared: Any, embeddings: Tensor) -> list[Edit]:
@@ -230,8 +230,13 @@ def _levels(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:
     return _means(model, reference, lambda n, logits, log_z, i, j: _alone(key, logits, i, j))
 
 
+def _weight(key: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Later queries' weights on the key, 0 where a window hides it."""
+    return (_alone(key, logits, queries, keys) - log_z).exp().where(queries > key, -math.inf)
+
+
 def _gains(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:
-    """Means of `-log(1 - A_i0)`, over the queries that see the key or could."""
+    """Means of `-log(1 - A_i0)` over all later queries, as a gain is of all: 0 where a window hides the key."""
     return _means(model, reference, lambda n, s, log_z, i, j: (log_z - _others(key, s, i, j)).where(i > key, -math.inf))
 
 

@@ -142,13 +142,14 @@ def revalued(
         raise InputError(f"how '{how}' is unknown; give {', '.join(VALUES)}")
     model = unswapped(model)
     _check_alone(model, layer, how)
+    if how == "value-mean":
+        check_reference(model, reference)
     layers = range(layer, model.spec.blocks)
 
     def prepared(model: View) -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
         if how == "value-random":
             return found
-        check_reference(model, reference)
 
         def take(layer: int, value: Tensor) -> Tensor:
             found[layer] = double(value).mean(0, keepdim=True)
@@ -163,7 +164,7 @@ def revalued(
     def other(means: dict[int, Tensor], site: str, layer: int, own: Tensor) -> Tensor:
         if means:
             return means[layer].to(own).expand_as(own)
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + layer)
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + layer) % 2**63)
         direction = torch.randn(own.shape[1:], generator=generator, dtype=torch.float64)
         direction = (direction / direction.norm(dim=-1, keepdim=True)).to(own)
         return own.norm(dim=-1, keepdim=True) * direction
@@ -217,10 +218,8 @@ def swapped(
         raise InputError(
             "replacement 'drawn' is a token for every prompt, at layer 0, part stream; give an id elsewhere"
         )
-    if replacement == "mean" and layer and reference is None:
-        raise InputError(
-            f"the mean of what block {layer} reads is taken over prompts; give reference=probes.prompts(model)"
-        )
+    if replacement == "mean" and layer:
+        check_reference(model, reference)
     whole = part == "stream"
 
     def edits(model: View, other: _Other, embeddings: Tensor) -> list[Edit]:

@@ -1,6 +1,6 @@
 """Interventions by name: what `--replace`, `--ablate` and `probes.edited` take. The grammar stands in `docs/changing.md`.
 
-A word is `WHAT@BLOCK:PART*NUMBER`, of which all but the first may be left out; words are joined by `+`, without spaces.
+A word is `WHAT@BLOCK:PART*NUMBER`, of which all but the first may be left out; words are joined by `+`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def intervention(given: Any) -> Intervention:
         return given
     if not isinstance(given, str):  # a token id, or what `swapped` refuses
         return Intervention((Word(given),))
-    made = Intervention(tuple(_word(one, given) for one in given.strip().split("+")))
+    made = Intervention(tuple(_word(one.strip(), given) for one in given.split("+")))
     if sum(word.kind in ("replacement", "value") for word in made.words) > 1:
         raise InputError(f"'{given}' puts two things at position 0; give one")
     return made

@@ -134,14 +134,14 @@ def freedom(unit: Int[np.ndarray, " prompt"]) -> float:
     return float(len(np.unique(unit)) - 1) or np.inf
 
 
-def holm(found: Interval, freedom: float, level: float = 0.05) -> Bool[np.ndarray, ...]:
+def holm(found: Interval, freedom: float | np.ndarray, level: float = 0.05) -> Bool[np.ndarray, ...]:
     """Which of these estimates differ from 0 at a level for all of them together [Holm]; what has no interval does not.
 
-    The intervals are of 95 %, by Student's t with these degrees of freedom.
+    The intervals are of 95 %, by Student's t with these degrees of freedom, of all or of each.
     """
     value, low, high = (np.asarray(x, dtype=np.float64) for x in found[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = value / ((high - low) / 2) * _quantile(INTERVAL[1] / 100, freedom)
+        t = value / ((high - low) / 2) * student.ppf(INTERVAL[1] / 100, freedom)
     p = 2 * student.sf(np.abs(t), freedom)
     known = np.flatnonzero(~np.isnan(p))
     order = known[np.argsort(p.ravel()[known])]
