@@ -124,7 +124,7 @@ def _put(heads: list[int], value: Tensor | float, output: Float[Tensor, "batch h
 
 def check_reference(model: View, reference: Tensor | None) -> None:
     if reference is None:
-        raise InputError("means are taken over prompts; give reference=probes.prompts(model), or bos-swap --replace WORD")
+        raise InputError("means are taken over prompts; give reference=probes.prompts(model), or bos-swap --replace")
     check_tokens(model, reference)
 
 
