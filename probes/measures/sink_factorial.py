@@ -325,7 +325,7 @@ class Options(options.Options):
             blocks = [
                 n for low, high in options.read_ranges(self.blocks, "blocks", "0,6,12") for n in range(low, high + 1)
             ]
-        chosen = list(SETS) if self.sets == "all" else [name.strip() for name in self.sets.split(",")]
+        chosen = tuple(SETS if self.sets == "all" else (name.strip() for name in self.sets.split(",")))
         return vars(self) | {"blocks": blocks, "sets": chosen}
 
 
