@@ -145,11 +145,11 @@ def _outcomes(
     model: View, tokens: Tensor, of: Mapping[str, Any], pieces: Store, progress: Progress | None
 ) -> dict[str, np.ndarray]:
     """By prompt the mean loss; by list what is recalled of the first pair and of the others; by copied prompt its loss."""
-    losses, _ = consequences(model, tokens, None, part(progress, 0, 0.5), pieces=pieces)
+    losses, _ = consequences(model, tokens, None, part(progress, 0.0, 0.5), pieces=pieces)
     found = {"loss": known_mean(losses[:, 1:])}
     if of["lists"]:
         given = {"pairs": of["pairs"], "keys": of["keys"], "contexts": of["lists"], "seed": of["seed"]}
-        log_p = retrieval(model, **given, pieces=pieces, progress=part(progress, 0.5, 1))["log_p"].values
+        log_p = retrieval(model, **given, pieces=pieces, progress=part(progress, 0.5, 1.0))["log_p"].values
         found["recall"] = np.stack([log_p[:, 0], log_p[:, 1:].mean(1)], 1)
     if of["copies"]:
         some, half = tokens[: of["copies"]], tokens.shape[1] // 2

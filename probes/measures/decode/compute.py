@@ -253,7 +253,7 @@ def _of_readers(r2: Float[np.ndarray, "prompt layer band target"], unit: np.ndar
 
 
 def _over(
-    name: str, variable: Variable, values: Float[np.ndarray, "sample _"], unit: Int[np.ndarray, " _"]
+    name: str, variable: Variable, values: Float[np.ndarray, "sample ..."], unit: Int[np.ndarray, " sample"]
 ) -> dict[str, tuple[Any, ...]]:
     """The mean over samples with the jackknife's ends."""
     return with_low_high(name, variable, jackknife(lambda some: some.mean(0), values, unit))
