@@ -161,7 +161,7 @@ def test_brake_and_bias_by_whole_patterns(name, backend, key):
     close(first(probes.edited(model, f"released-{key}")).pattern(), released, 1e-9, 1e-12)
     without = first(probes.edited(model, f"without-{key}")).pattern()
     close(first(probes.edited(model, f"released-{key}+without-value-{key}")).pattern(), without, 1e-9, 1e-12)
-    for word, factor in (("gain", left.mean((0, 2))[:, None, None].neg().exp()), ("gain", 1.5)):
+    for word, factor in (("gain", 1 / left.exp().mean((0, 2))[:, None, None]), ("gain", 1.5)):
         gained = pattern.clone()
         gained[:, :, later] *= factor
         gained[:, :, later, key] = pattern[:, :, later, key]

@@ -21,14 +21,18 @@ def model() -> Any:
 
 def test_arms_are_edited_views(model):
     tokens = probes.prompts(model, n=4, length=32)
-    found = sink_factorial(model, tokens, blocks=[2], sets=[*SETS, "position 0"], lists=2, copies=2)
+    found = sink_factorial(model, tokens, blocks=[2], sets=[*SETS, "position 0"], lists=2, asked=4, copies=2)
     plain = consequences(model, tokens)[0][:, 1:].mean(1)
     close(found.loss_before, plain, 1e-9)
     for arm, word in zip(ARMS, ("without-value-0@2", "released@2", "without-0@2"), strict=True):
         view, at = probes.edited(model, word), {"set": "position 0", "arm": arm, "block": 2}
         close(found.loss_change.sel(at), consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9, 1e-12)
-        recalled = probes.retrieval(view, contexts=2).log_p - probes.retrieval(model, contexts=2).log_p
-        close(found.recall_change.sel({**at, "pair": REST}), recalled[:, 1:].mean("depth"), 1e-9, 1e-9)
+        recalled = probes.retrieval(view, contexts=2)
+        recalled = (
+            (recalled - probes.retrieval(model, contexts=2))[["log_p", "exact"]].sel(depth=[4, 7, 11]).mean("depth")
+        )
+        close(found.recall_change.sel({**at, "pair": REST}), recalled.log_p, 1e-9, 1e-9)
+        close(found.exact_change.sel({**at, "pair": REST}), recalled.exact, 1e-9, 1e-9)
     gained = found.loss_change.sel(set="constant gain", arm="brake off")
     view = probes.edited(model, "gain@2", reference=tokens)
     close(gained[0], consequences(view, tokens)[0][:, 1:].mean(1) - plain, 1e-9)
@@ -61,7 +65,7 @@ def test_interactions_are_judged_on_the_half_that_did_not_choose_the_block(inter
 
 def test_what_cannot_be_measured_is_refused(model):
     tokens = drawn_tokens(2, 12)
-    for given, says in {"sets": "set 'key 2'", "blocks": "block 6", "copies": "copies=3", "lists": "odd"}.items():
+    for given, says in {"sets": "set 'key 2'", "blocks": "block 6", "copies": "copies=3", "lists": "even"}.items():
         bad: dict[str, Any] = {"sets": ["key 2"], "blocks": [6], "copies": 3, "lists": 3}
         with refused(says):
             sink_factorial(model, tokens, **{"lists": 0, given: bad[given]})

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .. import options
 from ..charts import GREY, VERMILLION, Panel, Series, depth_color, dots, panels
-from ..data.recall import Keys
+from ..data.recall import Keys, Maker, Rung, read_template
 from ..errors import InputError
 from ..measure import Headline, Measure
 from ..models.checks import check_logits, check_tokens
@@ -35,10 +35,11 @@ from ..results.curves import ESTIMATE
 from ..results.dataset import Variable, dataset, provenance
 from ..results.statistics import Interval, holm, jackknife, jackknifed, numbered
 from ..results.tables import Table, interval
-from ..run.progress import Progress, part
-from ..run.store import Store
-from .consequences import check_recall, consequences, known_mean
-from .retrieval import retrieval
+from ..run.memory import Retry
+from ..run.progress import Progress, Tally, part
+from ..run.store import Piece, Store
+from .consequences import consequences, known_mean
+from .retrieval import answered, couples_at_once
 
 ARMS = ("bias off", "brake off", "both off")
 SETS = {  # words of `probes.edited`, of each arm; the first is the claim's, the others are its controls
@@ -52,7 +53,14 @@ SETS = {  # words of `probes.edited`, of each arm; the first is the claim's, the
 }
 LOSS, FIRST, REST, COPY = "loss", "log p, first pair", "log p, other pairs", "loss of a copy"
 OF_LISTS = (FIRST, REST)
+EXACT = ("exact, first pair", "exact, other pairs")  # shown beside them, not judged
 STEPS = 5  # parts of the depth at whose beginnings blocks stand
+VARIABLES = {
+    "loss": Variable(("prompt",), "next-token loss", "nat"),
+    "recall": Variable(("list", "pair"), "recall, log p of values", "nat"),
+    "exact": Variable(("list", "pair"), "share of exact answers"),
+    "copy": Variable(("copy",), "next-token loss of a copy", "nat"),
+}
 
 
 @takes_model
@@ -65,6 +73,7 @@ def sink_factorial(
     lists: int = 24,
     pairs: int = 12,
     keys: Keys = "apart",
+    asked: int = 12,
     copies: int = 0,
     seed: int = 0,
     documents: Sequence[str] | None = None,
@@ -79,7 +88,8 @@ def sink_factorial(
         blocks: from which on arms act, several or one; from 0 on in fifths of the depth unless given.
         sets: of `SETS`; all but the first are controls.
         lists: that recall is measured on, an even number; 0: none.
-        pairs, keys: of these lists, as in `probes.retrieval`.
+        pairs, keys: of these lists, as in `probes.retrieval`; they begin as the prompts do.
+        asked: pairs of each list that are asked for, evenly spaced, the first one among them.
         copies: prompts, the first ones, of which the loss on a second copy of their first half is measured, too.
         seed: of the lists and of random values.
         documents: what each prompt is a window of.
@@ -87,8 +97,9 @@ def sink_factorial(
         progress: called with (share of the work done, 1).
 
     Returns:
-        Dataset: by outcome (`loss`, mean over positions from 1 on; `recall` of the first pair and the mean of the others;
-        `copy`) `..._before` [sample] and `..._change` [set, arm, block, sample], in nats; samples are prompts or lists.
+        Dataset: by outcome (`loss`, mean over positions from 1 on; `recall`, log p of the first pair and the mean of the
+        others; `exact`, their shares of exact answers; `copy`) `..._before` [sample] and `..._change` [set, arm, block,
+        sample], in nats; samples are prompts or lists.
 
     Raises:
         InputError: no such set or block, an odd number of lists, or values that are not finite.
@@ -97,26 +108,30 @@ def sink_factorial(
     for name in sets:
         if name not in SETS:
             raise InputError(f"set '{name}' is unknown; give {', '.join(SETS)}")
-    if lists:
-        check_recall(model, lists)
+    if lists % 2 or lists < 0:
+        raise InputError(f"{lists} lists are no even number; they come in couples")
+    if not 2 <= asked <= pairs:
+        raise InputError(f"asked={asked} is out of range; give 2 to {pairs}, the pairs of a list")
     most = len(tokens) if tokens.shape[1] > 3 else 0  # in a half of one token there is nothing to repeat
     if not 0 <= copies <= most:
         raise InputError(f"copies={copies} is out of range; give 0 to {most}, the prompts of 4 tokens or more")
     check_tokens(model, tokens)
     check_logits(model)
+    maker = _maker(model, tokens, Rung(pairs, keys)) if lists else None
     names = dict.fromkeys(_at(word, block) for name in sets for word in SETS[name] for block in chosen)
-    pieces, of = pieces or Store(), {"lists": lists, "pairs": pairs, "keys": keys, "copies": copies, "seed": seed}
+    pieces, of = pieces or Store(), {"lists": lists, "pairs": pairs, "keys": keys, "asked": asked}
+    of |= {"copies": copies, "seed": seed}
     shares = np.linspace(0, 1, len(names) + 2)
     heard = [part(progress, *ends) for ends in pairwise(shares)]
-    before = _outcomes(model, tokens, of, pieces.within("before"), heard[0])
+    before = _outcomes(model, tokens, maker, of, pieces.within("before"), heard[0])
     after = {
-        name: _outcomes(edited(model, name, reference=tokens, seed=seed), tokens, of, pieces.within(name), told)
+        name: _outcomes(edited(model, name, reference=tokens, seed=seed), tokens, maker, of, pieces.within(name), told)
         for name, told in zip(names, heard[1:], strict=True)
     }
     variables = {}
     for name, values in before.items():
-        dims = {"recall": ("list", "pair"), "loss": ("prompt",), "copy": ("copy",)}[name]
-        words_of = Variable(dims, {"recall": "recall, log p of values"}.get(name, "next-token loss"), "nat")
+        words_of = VARIABLES[name]
+        dims = words_of.dims
         every = [[[after[_at(word, block)][name] for block in chosen] for word in SETS[own]] for own in sets]
         change = words_of._replace(dims=("set", "arm", "block", *dims), long_name=f"{words_of.long_name}, change")
         variables |= {f"{name}_before": words_of.of(values), f"{name}_change": change.of(np.array(every) - values)}
@@ -134,6 +149,13 @@ def _blocks(model: View, blocks: Sequence[int] | None) -> list[int]:
     return found
 
 
+def _maker(model: View, tokens: Tensor, rung: Rung) -> Maker:
+    """Of lists that begin as all prompts do."""
+    first = tokens[:, 0].unique()
+    begin: Any = int(first) if len(first) == 1 < len(tokens) else "none"
+    return Maker(model, rung, read_template("sentences"), first=begin)
+
+
 def _at(word: str, block: int) -> str:
     """A word, or several, from a block on."""
     return "+".join(
@@ -142,15 +164,19 @@ def _at(word: str, block: int) -> str:
 
 
 def _outcomes(
-    model: View, tokens: Tensor, of: Mapping[str, Any], pieces: Store, progress: Progress | None
+    model: View,
+    tokens: Tensor,
+    maker: Maker | None,
+    of: Mapping[str, Any],
+    pieces: Store,
+    progress: Progress | None,
 ) -> dict[str, np.ndarray]:
     """By prompt the mean loss; by list what is recalled of the first pair and of the others; by copied prompt its loss."""
     losses, _ = consequences(model, tokens, None, part(progress, 0.0, 0.5), pieces=pieces)
     found = {"loss": known_mean(losses[:, 1:])}
-    if of["lists"]:
-        given = {"pairs": of["pairs"], "keys": of["keys"], "contexts": of["lists"], "seed": of["seed"]}
-        log_p = retrieval(model, **given, pieces=pieces, progress=part(progress, 0.5, 1.0))["log_p"].values
-        found["recall"] = np.stack([log_p[:, 0], log_p[:, 1:].mean(1)], 1)
+    if maker is not None:
+        by_list = _answered(model, maker, of, pieces.within("lists"), part(progress, 0.5, 1.0))
+        found |= {name: np.stack([each[:, 0], each[:, 1:].mean(1)], 1) for name, each in by_list.items()}
     if of["copies"]:
         some, half = tokens[: of["copies"]], tokens.shape[1] // 2
         twice = torch.cat([some[:, :half], some[:, 1:half]], 1)
@@ -159,16 +185,42 @@ def _outcomes(
     return found
 
 
+def _answered(
+    model: View, maker: Maker, of: Mapping[str, Any], pieces: Store, progress: Progress | None
+) -> dict[str, Float[np.ndarray, "list asked"]]:
+    """What is recalled of lists, by the pairs that are asked for."""
+    depths = np.linspace(0, of["pairs"] - 1, of["asked"]).round().astype(int).tolist()
+    report = Tally(progress, of["lists"] * len(depths))
+    retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
+
+    def several(numbers: Sequence[int]) -> Sequence[Piece]:
+        return retry(lambda: answered(model, [maker.couple(of["seed"], n) for n in numbers], report, depths))
+
+    at_once = couples_at_once(model, maker.couple(of["seed"], 0))
+    by_couple = pieces.together("contexts", of["lists"] // 2, several, at_once)
+    report.finish()
+    return {
+        name: np.concatenate(by_couple.stacked(of_pieces))
+        for name, of_pieces in (("recall", "log_p"), ("exact", "exact"))
+    }
+
+
 # ------------------------------------------------------------------------------------------------------------- numbers
 
 
-def outcomes(ds: xr.Dataset) -> dict[str, tuple[xr.DataArray, Int[np.ndarray, " sample"]]]:
-    """Changes [set, arm, block, prompt] by outcome, and the unit of each sample, which stands in a prompt's place."""
+def outcomes(ds: xr.Dataset, *, exact: bool = False) -> dict[str, tuple[xr.DataArray, Int[np.ndarray, " sample"]]]:
+    """Changes [set, arm, block, prompt] by outcome, and the unit of each sample, which stands in a prompt's place.
+
+    `exact`: shares of exact answers, too.
+    """
     unit = numbered(ds["document"].values) if "document" in ds.coords else np.arange(ds.sizes["prompt"])
     found = {LOSS: (ds["loss_change"], unit)}
     if "recall_change" in ds:
         recall, couple = ds["recall_change"].rename(list="prompt"), np.arange(ds.sizes["list"]) // 2
         found |= {name: (recall.sel(pair=name, drop=True), couple) for name in OF_LISTS}
+        if exact and "exact_change" in ds:
+            shares = ds["exact_change"].rename(list="prompt")
+            found |= {name: (shares.isel(pair=n, drop=True), couple) for n, name in enumerate(EXACT)}
     if "copy_change" in ds:
         found[COPY] = (ds["copy_change"].rename(copy="prompt"), unit[: ds.sizes["copy"]])
     return {name: (values.transpose("set", "arm", "block", "prompt"), of) for name, (values, of) in found.items()}
@@ -212,7 +264,7 @@ def _interaction(ds: xr.Dataset) -> xr.DataArray:
 
 def _effect(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
     """[set, arm, block, estimate] of an outcome."""
-    values, unit = outcomes(ds)[outcome]
+    values, unit = outcomes(ds, exact=True)[outcome]
     ends = jackknife(partial(np.mean, axis=0), np.moveaxis(values.values, -1, 0), unit)
     coords = {name: values[name].values for name in ("set", "arm", "block")} | {"estimate": list(ESTIMATE)}
     return xr.DataArray(np.stack(ends, -1), coords, ("set", "arm", "block", "estimate"))
@@ -245,7 +297,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     for model, ds in results.items():
         for (outcome, own), (block, found, sure) in judged(ds).items():
             rows.append([model, own, outcome, str(block), interval(*found[:3], form="+.3g"), "yes" if sure else "no"])
-        for outcome in outcomes(ds):
+        for outcome in outcomes(ds, exact=True):
             effect = _effect(ds, outcome=outcome)
             for place in np.ndindex(*effect.shape[:-1]):
                 own, arm, block = (str(effect[dim].values[n]) for dim, n in zip(effect.dims, place, strict=False))
@@ -253,7 +305,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     of = ("model", "set", "outcome", "from block")
     return [
         Table("Interactions", (*of, "both off, less each alone (nat)", "differs from 0 after Holm"), rows),
-        Table("Changes", (*of, "arm", "nat"), arms),
+        Table("Changes", (*of, "arm", "change (nat, or share)"), arms),
     ]
 
 
@@ -316,6 +368,7 @@ class Options(options.Options):
     lists: int = options.option("Lists that recall is measured on, an even number; 0: none.", 24)
     pairs: int = options.option("Pairs of a list.", 12)
     keys: Literal["apart", "alike"] = options.option("Different nouns, or colours and nouns that recur.", "apart")
+    asked: int = options.option("Pairs of each list that are asked for, evenly spaced.", 12)
     copies: int = options.option("Prompts of which the loss on a second copy is measured, too.", 0)
 
     def values(self) -> dict[str, Any]:
@@ -337,8 +390,10 @@ MEASURE = Measure(
     headlines=(
         Headline("interaction (nat)", _interaction, form="+.3g"),
         *(
-            Headline(f"change of {name} (nat)", partial(_effect, outcome=name), form="+.3g")
-            for name in (LOSS, *OF_LISTS, COPY)
+            Headline(
+                f"change of {name}{'' if name in EXACT else ' (nat)'}", partial(_effect, outcome=name), form="+.3g"
+            )
+            for name in (LOSS, *OF_LISTS, *EXACT, COPY)
         ),
     ),
     answer=answer,

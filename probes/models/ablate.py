@@ -158,7 +158,8 @@ def reweighed(
         layer: the first block that is changed.
         heads: (block, head) of those that are changed, of these blocks; "sinks", heads whose mean weight on the key is above
             0.3, or "others"; all unless given.
-        factor: of "gain"; unless given, each head's geometric mean of `1 / (1 - A_i0)`, what "released" does on average.
+        factor: of "gain"; unless given, one for each head, with which the weights on its other keys sum to 1 on average over
+            queries, as they do at every query under "released".
         reference: prompts that means are taken over, of each head by itself.
 
     Raises:
@@ -236,8 +237,12 @@ def _weight(key: int, logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tens
 
 
 def _gains(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:
-    """Means of `-log(1 - A_i0)` over all later queries, as a gain is of all: 0 where a window hides the key."""
-    return _means(model, reference, lambda n, s, log_z, i, j: (log_z - _others(key, s, i, j)).where(i > key, -math.inf))
+    """`-log` of the mean of `1 - A_i0` over all later queries, as a gain is of all: 0 where a window hides the key."""
+
+    def left(n: int, logits: Tensor, log_z: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (_others(key, logits, i, j) - log_z).exp().where(i > key, -math.inf)
+
+    return {n: -mean.clamp_min(TINY).log() for n, mean in _means(model, reference, left).items()}
 
 
 def _trends(model: View, key: int, reference: Tensor) -> dict[int, Tensor]:

@@ -24,6 +24,7 @@ from ..run.memory import block_numbers, parts
 from ..run.precision import double
 from .view import Attention, Edit, View
 
+LOGITS_AT_ONCE = 1 << 24  # in float64: 128 MiB
 # (tokens, places, seen) -> the stream after the last block, [row, token, d].
 Continuation: TypeAlias = Callable[..., Float[Tensor, "row token d"]]
 
@@ -172,7 +173,8 @@ def log_p(
     Rows have one number of answers; these may differ in length.
     """
     most = max(len(row.nodes) for row in rows)
-    size = max(1, block_numbers(model.device) // (parts() * most * model.spec.vocabulary))
+    numbers = max(LOGITS_AT_ONCE, block_numbers(model.device))  # few rows would read the head's weights again and again
+    size = max(1, numbers // (parts() * most * model.spec.vocabulary))
     chunks = range(0, len(rows), size)
     found = [_log_p(model, rows[start : start + size], streams[start : start + size]) for start in chunks]
     values, greedy = (torch.cat(each) for each in zip(*found, strict=True))

@@ -126,7 +126,7 @@ def retrieval(
     def several(numbers: Sequence[int]) -> Sequence[Piece]:
         return retry(lambda: answered(model, [couple(n) for n in numbers], report))
 
-    at_once = max(1, _at_once(model, *_asked(couple(0), 0)) // 2)
+    at_once = couples_at_once(model, couple(0))
     by_couple = pieces.together("contexts", contexts // 2, several, at_once)
     values = {name: by_couple.stacked(name).reshape(contexts, -1) for name in MEASURED}
     if mechanism:
@@ -164,10 +164,13 @@ def check(given: Mapping[str, Any]) -> None:
             raise InputError(f"{name}={given[name]} does nothing without mechanism; give mechanism=24, or leave it out")
 
 
-def answered(model: View, couples: Sequence[Couple], report: Tally) -> list[Piece]:
-    """Both contexts of each couple, [context, depth]: behind each run its own questions and, as controls, the other's."""
-    sides = [_asked(couple, side) for couple in couples for side in (0, 1)]
-    count, start, found = len(couples[0].starts), 0, list[np.ndarray]()
+def answered(model: View, couples: Sequence[Couple], report: Tally, depths: Sequence[int] | None = None) -> list[Piece]:
+    """Both contexts of each couple, [context, depth]: behind each run its own questions and, as controls, the other's.
+
+    Where `depths` are given, questions for these, without controls.
+    """
+    sides = [_asked(couple, side, depths) for couple in couples for side in (0, 1)]
+    count, start, found = len(couples[0].starts if depths is None else depths), 0, list[np.ndarray]()
     while start < len(sides):
         some = sides[start : start + _at_once(model, *sides[0])]
         found.append(np.stack(scores(model, *zip(*some, strict=True))))
@@ -178,9 +181,10 @@ def answered(model: View, couples: Sequence[Couple], report: Tally) -> list[Piec
     return [{"log_p": p[:, :count], "control": p[::-1, count:], "exact": said[:, :count]} for p, said in made]
 
 
-def _asked(couple: Couple, side: int) -> tuple[tuple[int, ...], list[Asked]]:
+def _asked(couple: Couple, side: int, depths: Sequence[int] | None = None) -> tuple[tuple[int, ...], list[Asked]]:
     """A context, its questions and, as controls, those of the other one."""
     pairs = [pair for n in (side, 1 - side) for pair in zip(couple.questions[n], couple.answers[n], strict=True)]
+    pairs = pairs if depths is None else [pairs[n] for n in depths]
     return couple.contexts[side], [Asked(question, (answer,)) for question, answer in pairs]
 
 
@@ -193,6 +197,11 @@ def _of_row(model: View, context: Sequence[int], asked: Sequence[Asked]) -> int:
 def _at_once(model: View, context: Sequence[int], asked: Sequence[Asked]) -> int:
     """How many contexts go through the model together."""
     return prompts_at_once(model, len(context), len(asked) * _of_row(model, context, asked))
+
+
+def couples_at_once(model: View, couple: Couple) -> int:
+    """How many couples go through the model together."""
+    return max(1, _at_once(model, *_asked(couple, 0)) // 2)
 
 
 @torch.no_grad()
