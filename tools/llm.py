@@ -120,7 +120,7 @@ t1024/sinks            --prompts 32 --length 1024 --reacts off
 t2048/sinks            --prompts 16 --length 2048 --reacts off
 t1024/jacobian         --conditions pretrained --prompts 8 --products 24 --length 1024
 scalar                 --method scalar --conditions pretrained --prompts 16
-sink-factorial         --prompts 32 --lists 100 --pairs 36
+sink-factorial         {lists} --prompts 32 --lists 100
 controls/sink-factorial --prompts 32 --lists 0 --sets all
 mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 12 --initialization {rule}
 """
