@@ -58,7 +58,7 @@ HELD = (
 NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 # One ladder of difficulty: 36 pairs with different keys; where a model recalls nine in ten of them, keys that resemble
 # each other. `retrieval` holds a model's first rung that it does not pass, the variants hold all.
-APART, ALIKE = "--pairs 36 --keys apart --digits 4", "--pairs 36 --keys alike --digits 4"
+APART, ALIKE = "--pairs 36 --keys apart", "--pairs 36 --keys alike"
 LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
