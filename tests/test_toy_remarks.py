@@ -1,4 +1,4 @@
-"""Experiment remarks: distance kernels against a slow twin, weights that do the task on a line, shares, rates, the rules."""
+"""Experiment remarks: distance kernels against a slow twin, weights that do the task on a line, shares, rates."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_runs import changed, claims, made_up, put, questioned, verdicts
 
 from toy.experiments import remarks
 from toy.experiments.copied import evaluated
@@ -89,52 +88,3 @@ def test_lengths_are_about_the_mean_embedding():
     rows = torch.tensor([[10.0, 0], [-6, 0], [-3, 0], [-1, 0]]) + 50
     assert length_rank(Trained(run, torch.zeros(1), {"embedding": rows})) == pytest.approx(1.0)
     assert length_rank(Trained(run, torch.zeros(1), {"embedding": rows.flip(0)})) == pytest.approx(-1.0)
-
-
-@pytest.fixture(scope="module")
-def everything():
-    """A result in which all statements hold."""
-    seeds = np.array([0.9e-3, 1e-3, 1.1e-3])
-    losses = np.array([1.0, 2.0, 2.0])[:, None, None] + seeds
-    dims = "by_share learning_rate seed"
-    return made_up(
-        {"case": list(CASES), "learning_rate": [0.01, 0.1], "by_share": [-0.5, 0.0, 0.5], "seed": range(3)},
-        Settings(seeds=3),
-        relative=("case learning_rate seed", seeds),
-        share_loss=(dims, losses),
-        even_loss=(dims, losses),
-        picked=(dims, 0.9 + seeds),
-        length_rank=(dims, -0.5 + seeds),
-    )
-
-
-def test_all_statements_hold_where_they_do_and_are_judged_of_these_settings(everything):
-    found = verdicts("remarks", everything, prefix="liu4-remarks-")
-    assert found == dict.fromkeys(("one-axis", "one-axis-inner", "lengths", "rates"), True)
-    other = everything.assign_attrs(everything.attrs | {"settings": everything.attrs["settings"].replace("30", "31")})
-    found = verdicts("remarks", other, prefix="liu4-remarks-")
-    assert {name for name, holds in found.items() if holds is None} == {"one-axis", "one-axis-inner"}
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "fails"),
-    [
-        ("relative", put(slice(None), 0, to=1.0), set()),  # the other learning rate does
-        ("relative", put(9, to=0.3), {"one-axis"}),
-        ("relative", put(5, to=0.3), {"one-axis-inner"}),
-        ("length_rank", put(1, 0, to=[-0.5, 0.0, 0.5]), {"lengths?"}),
-        ("share_loss", put([0, 2], to=3.0), {"rates"}),
-    ],
-)
-def test_statements_fail_where_they_do_not_hold(everything, name, change, fails):
-    assert questioned("remarks", changed(everything, name, change), "liu4-remarks-") == fails
-
-
-def test_rates_at_which_some_are_blind_to_order_are_not_judged(everything):
-    one = changed(everything, "picked", put(0, 1, to=0.4))  # power -0.5 at rate 0.1
-    found = {claim.id: claim for claim in claims("remarks", one)}
-    assert {claim.verdict for claim in found.values()} == {"holds"}
-    assert "rate 0.1" not in found["liu4-remarks-rates"].measured
-    assert "rate 0.1" in found["liu4-remarks-one-axis"].measured  # the loss itself
-    none = verdicts("remarks", changed(everything, "picked", put(0, to=0.4)), prefix="liu4-remarks-")
-    assert {name for name, holds in none.items() if holds is None} == {"lengths", "rates"}

@@ -17,11 +17,12 @@ from probes.results.dataset import load
 from probes.results.statistics import Interval
 from toy.experiments.experiment import EXPERIMENTS, experiment
 from toy.experiments.reading import lacking
+from toy.experiments.walks import SUMMED
 
 REPORTS = Path(__file__).parent.parent / "reports" / "toy"
 MARKS = {"holds": "+", "does not hold": "", "undecided": "?", "not trained": "-", "not measured": "-"}
 PREFIX = {"retrieval": "liu7-retrieval-", "births": "births-", "petroglyph": "petroglyph-", "position-bias": "wu-toy-"}
-PREFIX |= {name: f"liu4-{name}-" for name in ("previous-token", "exchanges")}
+PREFIX |= {name: f"liu4-{name}-" for name in ("previous-token", "exchanges", "remarks")} | {"rollout": "wu-"}
 
 
 @cache
@@ -51,7 +52,8 @@ ONE, CAUSAL, FULL = ({"layers": n, "mask": mask} for n, mask in ((1, "causal"), 
 TEXT = {"data": "gaussian", "mask": "causal", "scale": "text"}
 UNBIASED, FIRST, ENDS = (TEXT | {"training": training} for training in ("unbiased", "first", "first-and-last"))
 NONE, FRESH = {"trained_positional": "none"}, {"residual": 1, "feed_forward": 0, "norm": "rms", "seed": 1}
-INSIDE = list(range(1, 9))
+INSIDE, LAYERS = list(range(1, 9)), np.arange(1, 25)
+ON_AXIS = "width 10 with positions on 1 axis and distance attention"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,31 @@ INSIDE = list(range(1, 9))
         ("position-bias", "novel_accuracy", {"residual": "off"}, 0.5,
             "learns causal-grows-with-depth- decay-depth-favours-earlier- rope-depth-favours-earlier- residual-weaker- "
             "causal-favours-earlier decay-favours-recent"),
+        ("remarks", "relative", {"learning_rate": 0.01}, 1.0, ""),  # the other learning rate does
+        ("remarks", "relative", {"case": ON_AXIS}, 0.3, "one-axis"),
+        ("remarks", "relative", {"case": "width 2 with positions on 1 axis"}, 0.3, "one-axis-inner"),
+        ("remarks", "length_rank", {"by_share": 0.0, "learning_rate": 0.01}, [-0.5, -0.2, 0, 0.2, 0.5], "lengths?"),
+        ("remarks", "share_loss", {"by_share": [-0.5, 0.5]}, 9.0, "rates"),
+        ("remarks", "picked", {"by_share": -0.5, "learning_rate": 0.1}, 0.4, "rates"),  # they do better at this rate alone
+        ("remarks", "picked", {"by_share": -0.5}, 0.4, "lengths- rates-"),
+        ("rollout", "violations", {"case": "causal"}, 1, "thm-4.1-bound"),
+        ("rollout", "violations", {"case": "window 3"}, 1, "thm-4.2-bound"),
+        ("rollout", "violations", {"case": "prefix 2"}, 1, "thm-4.3-bound"),
+        ("rollout", "decay_violations", {}, 1, "thm-4.4-and-4.5-bound"),
+        ("rollout", "rope_violations", {}, 1, "thm-4.6-and-4.7-bound"),
+        ("rollout", "planes_violations", {}, 1, "app-i-planes-bound"),
+        ("rollout", "outside", {"case": "causal"}, 0.1 + np.exp(-LAYERS), "thm-4.1-limit"),
+        ("rollout", "outside", {"case": "causal"}, LAYERS**-2.0, "thm-4.1-limit"),  # it goes, but not exponentially
+        ("rollout", "outside", {"case": "window 5", "layer": slice(4, None)}, 0.4, "thm-4.2-limit thm-4.2-rate"),
+        ("rollout", "outside", {"case": "window 3"}, np.exp(-2 * LAYERS), "thm-4.2-rate"),
+        ("rollout", "outside", {"case": "prefix 2"}, 0.1, "thm-4.3-limit"),
+        ("rollout", "share", {"case": "prefix 2", "layer": slice(20, None)}, 1e-6, "thm-4.3-shares"),
+        ("rollout", "decay_curve", {"distance": 100}, 9.0, "thm-4.5-peak"),
+        ("rollout", "decay_curve", {"distance": 100, "seed": 0}, 9.0, "thm-4.5-peak?"),
+        ("rollout", "decay_curve", {"distance": 60, "peak_layer": 1}, 9.0, "thm-4.5-peak thm-4.5-peak-moves"),
+        ("rollout", "rope_curve", {"distance": 0}, 9.0, "thm-4.7-peak-with-angle thm-4.7-peak-with-depth"),
+        ("rollout", "beyond", {"attention": "sigmoid", "layer": 23}, 0.01, "other-attention"),
+        ("rollout", "beyond", {"attention": f"sigmoid{SUMMED}", "layer": 23}, 0.2, "other-attention-summed"),
     ],
 )  # fmt: skip
 def test_statements_follow_the_numbers_that_they_read(name, variable, where, value, refuted):
@@ -169,6 +196,7 @@ def test_every_rule_over_intervals_can_hold_and_fail(name, monkeypatch):
         ("previous-token", {"steps": 1000}, 13),  # shorter runs do not judge published numbers
         ("previous-token", {"context": 5}, 14),
         ("exchanges", {"vocabulary": 30}, 0),
+        ("remarks", {"vocabulary": 31}, 2),
     ],
 )
 def test_other_settings_than_the_published_ones_are_not_judged(name, settings, judged):
@@ -185,6 +213,7 @@ def test_other_settings_than_the_published_ones_are_not_judged(name, settings, j
         ("exchanges", "rate", 5),
         ("petroglyph", "accuracy", 5),
         ("births", "loss", 4),
+        ("rollout", "outside", 13),
     ],
 )
 def test_what_a_result_lacks_is_not_judged(name, variable, left):

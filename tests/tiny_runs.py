@@ -1,19 +1,13 @@
 """The toys' experiments in the smallest sizes that have everything, run through the frame once for all tests."""
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 import xarray as xr
-from pages import held
 
 from probes.claims.claim import Claim
 from probes.data.documents import HELDOUT
-from probes.results.dataset import dataset
 from probes.results.tables import Report
 from toy.experiments import experiment
 
@@ -55,44 +49,6 @@ def ran(name: str, factory: pytest.TempPathFactory) -> Ran:
     return _ran[name]
 
 
-def made_up(coords: Mapping[str, Any], settings: Any, **variables: tuple[str, Any]) -> xr.Dataset:
-    """A result of variables given as (dimensions, what broadcasts to them), as if a full run had made it."""
-    filled = {}
-    for name, (dims, values) in variables.items():
-        size = [len(coords[dim]) for dim in dims.split()]
-        filled[name] = (dims.split(), np.broadcast_to(values, size).copy())
-    own, published = (json.dumps(asdict(one)) for one in (settings, type(settings)()))
-    attrs = {"settings": own, "published_settings": published, "quick": 0}
-    return dataset(filled, coords=dict(coords), attrs=attrs | {"hardware": "none", "seconds": 1.0, "torch": "2"})
-
-
-def changed(ds: xr.Dataset, name: str, change: Callable[[np.ndarray], Any]) -> xr.Dataset:
-    """The result with another variable: what `change` returns of its values, or makes of them in place."""
-    values = ds[name].values.copy()
-    other = change(values)
-    return ds.assign({name: ds[name].copy(data=np.broadcast_to(values if other is None else other, values.shape))})
-
-
-def put(*place: Any, to: Any) -> Callable[[np.ndarray], None]:
-    """A change of values at one place."""
-
-    def change(values: np.ndarray) -> None:
-        values[place] = to
-
-    return change
-
-
 def claims(name: str, ds: xr.Dataset) -> list[Claim]:
     """The statements that an experiment's result is judged by."""
     return experiment.experiment(name).claims(ds)
-
-
-def verdicts(name: str, ds: xr.Dataset, prefix: str = "") -> dict[str, bool | None]:
-    """Whether statements hold, by their ids without `prefix`; None for what is neither."""
-    return {claim.id.removeprefix(prefix): held(claim) for claim in claims(name, ds)}
-
-
-def questioned(name: str, ds: xr.Dataset, prefix: str = "") -> set[str]:
-    """The ids without `prefix` of what does not hold; those of what is undecided end in a question mark."""
-    marks = {"does not hold": "", "undecided": "?"}
-    return {f"{c.id.removeprefix(prefix)}{marks[c.verdict]}" for c in claims(name, ds) if c.verdict in marks}
