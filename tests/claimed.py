@@ -19,6 +19,7 @@ from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
 from probes.measures.bos_swap.compute import ANCHORS
 from probes.measures.leakage import ALL, PARTIES, QUANTILES
 from probes.measures.retrieval.mechanism import PARTS as PARTS_OF_LISTS
+from probes.measures.sink_factorial import ARMS
 from probes.results.dataset import load
 from probes.results.folder import Collected
 from probes.theory.cesaro import cesaro_bins
@@ -240,6 +241,19 @@ def of_ruscio() -> Cases:
     yield "ruscio-denominators-steadied", intervened(loss=2.0), intervened(loss=-2.0)
     yield "ruscio-token-at-0-matters-less", intervened("drawn", 0.1), intervened("drawn", 4.0)
     yield "ruscio-constant-logit-suffices", intervened("constant-sink", 0.1), intervened("constant-sink", 4.0)
+    yield "own-brake-and-bias", apart(-9.0), apart(9.0)
+    yield "own-brake-off-helps-recall", apart(recall=9.0), apart(recall=-9.0)
+    for name in ("own-brake-by-query", "own-brake-of-the-sink"):
+        yield name, apart(-9.0, kind="controls__sink_factorial"), apart(9.0, kind="controls__sink_factorial")
+
+
+def apart(interaction: float = 0.0, recall: float = 0.0, kind: str = "sink_factorial") -> Collected:
+    """What both arms together change beyond their sum, at position 0 and not in its controls, and recall by every arm."""
+    ds = committed("sink-factorial").drop_dims("set")
+    coords = {"set": ["position 0", "constant gain", "key 1"], "arm": list(ARMS)}
+    beyond = xr.DataArray(np.outer([interaction, 0, 0], [0, 0, 1.0]), coords, ("set", "arm")) + 0.0 * ds["block"]
+    changes = {name: 0.01 * ds[f"{name}_before"] + beyond for name in ("loss", "recall")}
+    return given(**{kind: ds.assign(loss_change=changes["loss"], recall_change=changes["recall"] + recall)})
 
 
 # ------------------------------------------------------------------------------------------------------- sinks, recall

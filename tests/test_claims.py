@@ -57,7 +57,15 @@ def test_without_results_nothing_is_measured_and_a_command_that_exists_will():
             assert program == "headwater"
             name, command, rest = group.resolve_command(None, arguments)
             command.make_context(name, rest)  # raises what it would refuse
-    assert {origin(row) for row in rows} == {"[Chowdhury]", "[Ruscio]", "[Gu]", "[Wu]", "[Liu+]", "[Xiao]"}
+    assert {origin(row) for row in rows} == {
+        "[Chowdhury]",
+        "[Ruscio]",
+        "[Gu]",
+        "[Wu]",
+        "[Liu+]",
+        "[Xiao]",
+        "[headwater]",
+    }
 
 
 def check(name: str, collected: Collected, verdict: str | None = None, **beginnings: str) -> None:

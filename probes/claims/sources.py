@@ -8,11 +8,12 @@ from .chowdhury import chowdhury
 from .claim import Claim
 from .gu import gu
 from .liu import liu
+from .own import own
 from .ruscio import ruscio
 from .wu import wu
 from .xiao import xiao
 
-SOURCES = (chowdhury, ruscio, gu, wu, liu, xiao)
+SOURCES = (chowdhury, ruscio, gu, wu, liu, xiao, own)
 STATED = {stated.statement.id: stated for source in SOURCES for stated in source.statements}
 
 

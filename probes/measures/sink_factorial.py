@@ -232,14 +232,21 @@ def interactions(changes: xr.DataArray) -> xr.DataArray:
     return both - bias - brake
 
 
-class Tested:
-    """The interaction of one outcome, of the block at which it is largest in one half of the units, in the other half."""
+def at_chosen(
+    values: Float[np.ndarray, "block sample"],
+    unit: Int[np.ndarray, " sample"],
+    chosen_by: Float[np.ndarray, "block sample"] | None = None,
+) -> tuple[int, Interval]:
+    """(block, mean of the values there): one half of the units chooses the block, the other half is the sample.
 
-    def __init__(self, values: Float[np.ndarray, "block sample"], unit: Int[np.ndarray, " sample"]) -> None:
-        other = np.isin(unit, np.unique(unit)[1::2])
-        self.block = int(np.abs(values[:, ~other].mean(1)).argmax()) if (~other).any() else 0
-        own = values[self.block, other]
-        self.found = jackknifed(np.mean, own, unit[other]) if len(own) else Interval(*[np.nan] * 3)
+    The block is that of the largest mean, to either side of 0, of the values or of what they are `chosen_by`. Where there is
+    one block alone, nothing is chosen, and all units are the sample.
+    """
+    second = np.isin(unit, np.unique(unit)[1::2]) | (len(values) == 1)
+    ranks = np.abs((values if chosen_by is None else chosen_by)[:, ~second].mean(1)) if not second.all() else [0.0]
+    block = int(np.argmax(ranks))
+    own = values[block, second]
+    return block, jackknifed(np.mean, own, unit[second]) if len(own) else Interval(*[np.nan] * 3)
 
 
 def judged(ds: xr.Dataset) -> dict[tuple[str, str], tuple[int, Interval, bool]]:
@@ -247,13 +254,28 @@ def judged(ds: xr.Dataset) -> dict[tuple[str, str], tuple[int, Interval, bool]]:
     each = {}
     for outcome, (changes, unit) in outcomes(ds).items():
         both = interactions(changes)
-        each |= {(outcome, str(own)): Tested(both.sel(set=own).values, unit) for own in ds["set"].values}
-    every: list[Any] = [np.array(some) for some in zip(*(one.found for one in each.values()), strict=True)]
+        each |= {(outcome, str(own)): at_chosen(both.sel(set=own).values, unit) for own in ds["set"].values}
+    every: list[Any] = [np.array(some) for some in zip(*(found for _, found in each.values()), strict=True)]
     differs = holm(Interval(*every), every[3])
     return {
-        key: (int(ds["block"].values[one.block]), one.found, bool(sure))
-        for (key, one), sure in zip(each.items(), differs, strict=True)
+        key: (int(ds["block"].values[block]), found, bool(sure))
+        for (key, (block, found)), sure in zip(each.items(), differs, strict=True)
     }
+
+
+def beyond(ds: xr.Dataset, control: str) -> Interval:
+    """The interaction on the loss at position 0 less that of a control, document by document, at position 0's block."""
+    changes, unit = outcomes(ds)[LOSS]
+    both = interactions(changes)
+    own, other = (both.sel(set=name).values for name in (next(iter(SETS)), control))
+    return at_chosen(own - other, unit, own)[1]
+
+
+def recalled(ds: xr.Dataset, arm: str = "brake off") -> tuple[int, Interval]:
+    """(block, change of log p of other pairs than the first by an arm there), the block chosen on other couples."""
+    changes, unit = outcomes(ds)[REST]
+    block, found = at_chosen(changes.sel(arm=arm).isel(set=0).values, unit)
+    return int(ds["block"].values[block]), found
 
 
 def _interaction(ds: xr.Dataset) -> xr.DataArray:
@@ -285,8 +307,9 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         told = interval(*found[:3], form="+.3g")
         line = f"{model}: from block {block} on the interaction on the loss is {told} nat, {_way(found, sure)}"
         if "recall_change" in ds:
-            at = _effect(ds, outcome=REST).sel(arm="brake off", block=block).isel(set=0).values
-            line += f"; with the brake off, recall of other pairs than the first changes by {interval(*at, form='+.3g')} nat"
+            at, change = recalled(ds)
+            line += f"; with the brake off from block {at} on, recall of other pairs than the first changes by "
+            line += f"{interval(*change[:3], form='+.3g')} nat"
         lines.append(line + ".")
     return lines
 
