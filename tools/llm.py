@@ -60,6 +60,11 @@ NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 # each other. `retrieval` holds a model's first rung that it does not pass, the variants hold all.
 APART, ALIKE = "--pairs 36 --keys apart", "--pairs 36 --keys alike"
 LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
+# Sensitivity in context: of every model and form the norm behind the lists, and in one form under the arms of
+# `sink-factorial`, at the block where its interaction is largest.
+IN_CONTEXT = "--pairs 24 --mechanism-depths 0 --profile-prompts 0"
+FEW, FEWER = f"{IN_CONTEXT} --contexts 16 --mechanism 16", f"{IN_CONTEXT} --contexts 12 --mechanism 12"
+SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in (3, 6)}
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
 INIT = "--conditions init --prompts 16 --seeds 2 --products 32 --initialization"
@@ -143,6 +148,18 @@ chat/sinks             {QWEN} --prompts 64 --length 256 --chat {CHAT}
 no-bos/sinks           {GEMMA} --prompts 64 --length 256 --first none
 no-bos/leakage         {GEMMA} --prompts 512 --length 128 --first none
 no-bos/bos-swap        {GEMMA} {SWAP} --first none
+context/retrieval      {SMOLLM2} {FEW} --keys alike
+context-json/retrieval {SMOLLM2} {FEW} --template json
+context-nouns/retrieval {SMOLLM2} {FEW} --digits 0
+context-announced/retrieval {SMOLLM2} {FEW} --template announced
+context-apart/retrieval {SMOLLM2} {FEWER} {SHOCKS[6]}
+context/retrieval      {GEMMA} {FEWER} --keys alike
+context-json/retrieval {GEMMA} {FEWER} --template json
+context-nouns/retrieval {GEMMA} {FEWER} --digits 0
+context-announced/retrieval {GEMMA} {FEWER} --template announced
+context-apart/retrieval {GEMMA} {FEWER} {SHOCKS[3]}
+context/retrieval      {QWEN} {FEWER} --keys alike
+context-json/retrieval {QWEN} {FEWER} --keys alike --template json
 rule-0.02/jacobian     {SMOLLM2} {INIT} 0.02
 rule-1-24/jacobian     {SMOLLM2} {INIT} 1/24
 inspect/capitals/inspect {SMOLLM2} --prompt '{CAPITALS}' --initialization smollm2-135m

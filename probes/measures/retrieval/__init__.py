@@ -45,7 +45,7 @@ from . import mechanism as mechanisms
 from .numbers import SHOWN, Recall, by_depth, shape, statements
 
 CONTEXTS, CANDIDATES = 100, 36
-LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "mechanism_depths": 2, "candidates": 2, "profile_prompts": 0}
+LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "mechanism_depths": 0, "candidates": 2, "profile_prompts": 0}
 # Logits or attention weights of the rows that run together: 128 MiB in float32, or a block of a device's own memory.
 NUMBERS_AT_ONCE = 1 << 25
 BY_DEPTH = ("context", "depth")
@@ -71,6 +71,7 @@ def retrieval(
     first: FirstToken | int = "auto",
     mechanism: int = 0,
     mechanism_depths: int = mechanisms.DEPTHS,
+    shocks: Sequence[str] = (),
     candidates: int = CANDIDATES,
     profile_prompts: int = mechanisms.PROFILE_PROMPTS,
     initialization: Rule = CONFIG,
@@ -91,7 +92,9 @@ def retrieval(
         first: what stands at position 0, as in `probes.prompts`.
         mechanism: of so many contexts, the first ones, the value's log odds are differentiated (`mechanism`), at
             `mechanism_depths` of the depths. One such question takes as long as a context with all its plain ones, or
-            longer; 0: none.
+            longer; 0: none. `mechanism_depths=0` measures the norm behind these contexts alone, which is cheap.
+        shocks: interventions as in `probes.edited`, under which recall and norm of the `mechanism` contexts are measured
+            again.
         candidates: values that the log odds compare, the right one among them.
         profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
         initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
@@ -114,13 +117,13 @@ def retrieval(
     """
     rung, given = Rung(pairs, keys, digits), {"contexts": contexts, "template": template, "first": first}
     tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "candidates": candidates}
-    tracing |= {"profile_prompts": profile_prompts, "initialization": str(initialization)}
+    tracing |= {"shocks": ",".join(shocks), "profile_prompts": profile_prompts, "initialization": str(initialization)}
     check(given | tracing | {"seed": seed})
     maker, pieces = Maker(model, rung, read_template(template), first=first), pieces or Store()
     couple = cache(lambda number: maker.couple(seed, number))
     query = len(couple(0).contexts[0]) + len(couple(0).questions[0][0]) - 1
     chosen = np.unique(np.linspace(0, pairs - 1, min(mechanism_depths, pairs)).round().astype(int))
-    report = Tally(progress, contexts * pairs + mechanism * mechanisms.cost(len(chosen)))
+    report = Tally(progress, contexts * pairs + mechanism * mechanisms.cost(len(chosen), len(shocks)))
     retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
 
     def several(numbers: Sequence[int]) -> Sequence[Piece]:
@@ -131,8 +134,10 @@ def retrieval(
     values = {name: by_couple.stacked(name).reshape(contexts, -1) for name in MEASURED}
     if mechanism:
         text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed) if profile_prompts else None
-        how: Any = {"seed": seed, "initialization": initialization, "retry": retry, "report": report, "pieces": pieces}
-        values |= mechanisms.measured(model, couple, mechanism, chosen, candidates, text, **how)
+        how: Any = {"shocks": shocks, "initialization": initialization, "retry": retry, "report": report}
+        values |= mechanisms.measured(
+            model, couple, mechanism, chosen, candidates, text, seed=seed, pieces=pieces, **how
+        )
     report.finish()
     if not np.isfinite(values["log_p"]).all():
         raise not_finite(model, "probabilities")
@@ -140,7 +145,8 @@ def retrieval(
     coords: dict[str, Any] = {"context": range(contexts), "depth": range(pairs)}
     coords |= {"fraction": (("depth",), np.arange(pairs) / (pairs - 1))}
     if mechanism:
-        coords |= {"traced": range(mechanism), "traced_depth": chosen, "part": list(mechanisms.PARTS)}
+        coords |= {"traced": range(mechanism)} | ({"shock": list(shocks)} if shocks else {})
+        coords |= {"traced_depth": chosen, "part": list(mechanisms.PARTS)} if len(chosen) else {}
         coords |= {"profile_prompt": range(profile_prompts)} if profile_prompts else {}
     tokens = torch.tensor([ids for n in range(contexts // 2) for ids in couple(n).contexts])
     said = rung._asdict() | given | (tracing if mechanism else {})
@@ -159,7 +165,7 @@ def check(given: Mapping[str, Any]) -> None:
             raise InputError(f"{name}={given[name]} is odd, but lists come in couples; give one, as {given[name] + 1}")
     if given["mechanism"] > (most := given["contexts"]):
         raise InputError(f"mechanism={given['mechanism']} is more than there are contexts; give at most {most}")
-    for name, usual in (("initialization", CONFIG), ("candidates", CANDIDATES)):
+    for name, usual in (("initialization", CONFIG), ("candidates", CANDIDATES), ("shocks", "")):
         if not given["mechanism"] and given[name] != usual:
             raise InputError(f"{name}={given[name]} does nothing without mechanism; give mechanism=24, or leave it out")
 
@@ -258,7 +264,12 @@ class Options(options.Options):
     mechanism: int = options.option(
         "Lists of which it is also measured what the value's log odds depend on; 0: none.", 0
     )
-    mechanism_depths: int = options.option("Pairs of each of these lists that are asked for, evenly spaced.", 5)
+    mechanism_depths: int = options.option(
+        "Pairs of each of these lists that are asked for, evenly spaced; 0: the norm behind the lists alone.", 5
+    )
+    shocks: str = options.option(
+        "With --mechanism, interventions to repeat it under, as in released@8,without-0@8.", ""
+    )
     candidates: int = options.option("With --mechanism, values that the log odds compare.", 36)
     profile_prompts: int = options.option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 8)
     initialization: str = options.initialization()
@@ -267,7 +278,8 @@ class Options(options.Options):
 
     def values(self) -> dict[str, Any]:
         """As `retrieval` takes them."""
-        return vars(self) | {"first": parse_first(self.first)}
+        shocks = tuple(word.strip() for word in self.shocks.split(",") if word.strip())
+        return vars(self) | {"first": parse_first(self.first), "shocks": shocks}
 
 
 def by_list(ds: xr.Dataset, *, name: str) -> xr.DataArray:

@@ -30,6 +30,7 @@ from ...models.behind import Asked, Row, behind, log_p, padded
 from ...models.checks import not_finite
 from ...models.initialization import Rule
 from ...models.view import Edit, View
+from ...models.words import edited
 from ...results.dataset import Variable
 from ...run.memory import PROMPT_NUMBERS, Retry, prompts_at_once
 from ...run.precision import double
@@ -37,12 +38,12 @@ from ...run.progress import Tally
 from ...run.store import Piece, Store
 from ..jacobian import jacobian
 
-DEPTHS, PRODUCTS = 5, 4  # of a context that are traced; directions of each question, and splits of all questions
+DEPTHS, PRODUCTS, SPLITS = 5, 4, 2  # of a context that are traced; directions of each question; splits of all questions
 PASS = 4  # plain questions behind a context that take as long as one backward pass, about
 PATTERNS = 6  # of a block's heads, that a backward pass needs where weights are held
 PROFILE_PROMPTS, PROFILE_PRODUCTS = 8, 24
 PARTS = ("pair", "others", "position 0")
-AT = ("traced", "traced_depth", "part")
+AT, OF_SHOCKS = ("traced", "traced_depth", "part"), ("shock", "traced", "depth")
 VARIABLES = {
     "sensitivity": Variable(AT, "log odds per relative change of the embeddings", "nat"),
     "sensitivity_control": Variable(AT, "the same behind a context without the key", "nat"),
@@ -50,14 +51,16 @@ VARIABLES = {
     "through_first": Variable(AT, "what passes through attention to position 0", "nat"),
     "norm": Variable(AT, "||J_j||_F / |h| * rms(x)"),
     "norm_profile": Variable(("traced", "depth"), "||J_j||_F / |h| * rms(x) of the lists, questions for other lines"),
+    "norm_shocked": Variable(OF_SHOCKS, "`norm_profile` of the changed model"),
+    "log_p_shocked": Variable(OF_SHOCKS, "log probability of the value in the changed model", "nat"),
     "profile": Variable(("profile_prompt", "depth"), "elasticity behind ordinary text"),
     "profile_init": Variable(("profile_prompt", "depth"), "elasticity behind ordinary text, fresh weights"),
 }
 
 
-def cost(depths: int) -> int:
+def cost(depths: int, shocks: int) -> int:
     """Of tracing one context, in plain questions: each of its backward passes takes about as long as `PASS` of them."""
-    return PASS * (depths * (3 + PRODUCTS) + 2 * PRODUCTS)
+    return PASS * (depths * (3 + PRODUCTS) + 2 * SPLITS * (1 + shocks))
 
 
 def constant_first(logits: Tensor, log_z: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,6 +123,7 @@ def measured(
     candidates: int,
     text: Tensor | None,
     *,
+    shocks: Sequence[str],
     initialization: Rule,
     seed: int,
     retry: Retry,
@@ -128,11 +132,17 @@ def measured(
 ) -> dict[str, np.ndarray]:
     """`VARIABLES` of so many contexts, and profiles by depth; arguments but for these as in `retrieval`.
 
-    `couple` makes the couple of a number; `depths` are the pairs of each context that are traced. Without `text`, ids
-    [prompt, position] of ordinary text as long as a context with its question, there are no profiles of it.
+    `couple` makes the couple of a number; `depths` are the pairs of each context that are traced; without any, the norm
+    behind the lists is all that is measured of them. Without `text`, ids [prompt, position] of ordinary text as long as a
+    context with its question, there are no profiles of it. `shocks` are words of `probes.edited`.
     """
 
+    def lines(of: View, number: int) -> Piece:  # the same directions, whatever the shock
+        return behind_lists(of, couple(number // 2), number % 2, seed=[seed, number, 1], report=report)
+
     def one(number: int) -> Piece:
+        if not len(depths):
+            return lines(model, number)
         made, side = couple(number // 2), number % 2
         draw, asked = np.random.default_rng([seed, number // 2, side]), []
         for question, answer in zip(made.questions[side], made.answers[side], strict=True):
@@ -141,11 +151,22 @@ def measured(
             asked.append(Asked(question, (answer, *chosen)))
         own = [asked[depth] for depth in depths]
         found = traced(model, made, side, depths, own, seed=[seed, number], report=report)
-        return found | behind_lists(model, made, side, seed=[seed, number, 1], report=report)
+        return found | lines(model, number)
 
     by_context = pieces.each("mechanism", contexts, lambda number: retry(lambda: one(number)))
     values = {name: by_context.stacked(name) for name in by_context[0]}
     values["norm_profile"] = np.sqrt(values.pop("lines"))
+    shocked: dict[str, list[np.ndarray]] = {"norm_shocked": [], "log_p_shocked": []}
+    for shock in shocks:
+        view = edited(model, shock, reference=torch.tensor(couple(0).contexts), seed=seed)
+
+        def both(number: int, view: View = view) -> Piece:
+            return {"log_p": recalled(view, couple(number // 2), number % 2)} | lines(view, number)
+
+        by_context = pieces.within(shock).each("shock", contexts, lambda number, do=both: retry(lambda: do(number)))
+        shocked["norm_shocked"].append(np.sqrt(by_context.stacked("lines")))
+        shocked["log_p_shocked"].append(by_context.stacked("log_p"))
+    values |= {name: np.stack(found) for name, found in shocked.items() if found}
     if text is None:
         return values
     how: Any = {"method": "sketch", "products": min(PROFILE_PRODUCTS, model.spec.width), "seed": seed}
@@ -154,6 +175,15 @@ def measured(
         curves = jacobian(view, text, pieces=pieces.within(name.replace("_", " ")), **how)["elasticity"].values
         values[name] = np.sqrt((_by_line(curves, couple(0)) ** 2).mean(-1))
     return values
+
+
+@torch.no_grad()
+def recalled(model: View, couple: Couple, side: int) -> Float[np.ndarray, " depth"]:
+    """Log probabilities of a context's own values."""
+    asked = zip(couple.questions[side], couple.answers[side], strict=True)
+    rows = [Row(Asked(question, (answer,))) for question, answer in asked]
+    run = behind(model, model.embed(torch.tensor([couple.contexts[side]])))
+    return log_p(model, rows, run(*padded(rows)))[0][:, 0].cpu().numpy()
 
 
 def traced(
@@ -186,16 +216,16 @@ def traced(
 def behind_lists(model: View, couple: Couple, side: int, *, seed: Sequence[int], report: Tally) -> Piece:
     """Of one context `lines` [depth]: the mean square of `norm` at a line over the questions for all other lines.
 
-    A line's own question reads that very line. `PRODUCTS` times, the questions are split into random halves. One product per
+    A line's own question reads that very line. `SPLITS` times, the questions are split into random halves. One product per
     half, of independent directions z_k, gives E |sum_k z_k^T J_kj|^2 = sum_k ||J_kj||_F^2, which counts for the lines that
     the other half asks for. So any two pairs meet equally often, and the mean over splits is unbiased.
     """
     draw, count = np.random.default_rng(seed), len(couple.starts)
-    half = np.stack([draw.permutation(count) % 2 for _ in range(PRODUCTS)])  # [split, question]
+    half = np.stack([draw.permutation(count) % 2 for _ in range(SPLITS)])  # [split, question]
     context = couple.contexts[side]
     own = torch.from_numpy(np.stack([half == which for which in (0, 1)], 1)).to(model.device)  # [split, half, question]
-    z = directions(draw, (count, PRODUCTS), model)
-    copies = together(model, len(context), 1, 2 * PRODUCTS)[1]
+    z = directions(draw, (count, SPLITS), model)
+    copies = together(model, len(context), 1, 2 * SPLITS)[1]
     with torch.enable_grad():
         ran = Differentiable(model, context, copies=copies)
         # An answer of one token adds none to its row.
@@ -204,11 +234,11 @@ def behind_lists(model: View, couple: Couple, side: int, *, seed: Sequence[int],
         size = h.detach().norm(dim=-1, keepdim=True)
         dots = [
             (z[:, split] * h[n % copies] / size[n % copies]).sum(-1) * own[split, which]
-            for n, (split, which) in enumerate(product(range(PRODUCTS), (0, 1)))
+            for n, (split, which) in enumerate(product(range(SPLITS), (0, 1)))
         ]
         found = [gradient[0].pow(2).sum(-1) for gradient in ran.gradients(dots, copies)]
         report(PASS * len(found))
-    total = torch.stack(found).unflatten(0, (PRODUCTS, 2))
+    total = torch.stack(found).unflatten(0, (SPLITS, 2))
     squares = _by_line(total.cpu().numpy(), couple).mean(-1)  # [split, half, line]
     squares /= np.stack([(half == which).sum(1) for which in (0, 1)], 1)[..., None]
     lines = np.take_along_axis(squares, 1 - half[:, None], 1).mean((0, 1))
