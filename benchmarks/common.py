@@ -3,8 +3,6 @@
 A benchmark is a script that runs ours beside what one would use instead, and prints a section whose table has the ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

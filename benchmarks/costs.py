@@ -5,8 +5,6 @@ Ratios are to the passes of one prompt at a time that the model itself makes, wi
 of a pass is overhead, so that ratios of measures made of large matrix products (jacobian, theory) are lower on large models.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

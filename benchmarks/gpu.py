@@ -6,8 +6,6 @@ Every number is the best of a few calls after one that warms up; the peak of mem
 what lay there before. What is begun is finished; nothing is begun after `--seconds`.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

@@ -1,7 +1,5 @@
 """The Jacobian's norm at every position: ours against other ways to the same numbers, `python benchmarks/jacobian.py`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

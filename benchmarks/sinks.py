@@ -4,8 +4,6 @@ Every contender runs in a process of its own at every length. The plain pass tha
 with the contender, in the same process.
 """
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 from collections.abc import Callable

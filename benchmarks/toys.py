@@ -1,7 +1,5 @@
 """How fast toys train: many at once against one by one, and against a plain torch loop, `python benchmarks/toys.py`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

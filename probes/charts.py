@@ -10,8 +10,6 @@ positions, blocks or anything else, with bands), `blocks` (a quantity by block, 
 heads) and `dots` (with intervals, by category).
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import textwrap

@@ -5,8 +5,6 @@ counts, cosines and places. How its interval is found, the table names (`docs/pr
 numbers that results hold no values by prompt of, or that jump, as a place does.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

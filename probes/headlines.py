@@ -4,8 +4,6 @@ An interval is the result's own where the headline brings one, else jackknifed o
 jumps, `probes.results.statistics`), else there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path

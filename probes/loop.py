@@ -4,8 +4,6 @@ A unit is what is measured in one go (`probes.measure.Unit`). It is kept in `OUT
 numbers depend on, piece by piece and then as a whole, until all units are done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial

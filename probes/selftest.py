@@ -5,8 +5,6 @@ so that results differ by rounding alone. They are compared variable by variable
 so, stands in `docs/probes/selftest.md`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

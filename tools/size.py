@@ -5,8 +5,6 @@
 Prints lines and statements by package and part, and files over 450 lines.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import defaultdict

@@ -9,8 +9,6 @@ Of a result it keeps what figures, tables, statements and notebooks read, floats
 read before NAME.nc.xz.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from fnmatch import fnmatch

@@ -1,7 +1,5 @@
 """Settings of toys and of pretraining, and their checks; each message names the value and says what to give."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace

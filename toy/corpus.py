@@ -1,7 +1,5 @@
 """The text that `toy.pretrain` trains on: sources, what is held out, the tokenizer, and windows in a fixed order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path

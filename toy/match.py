@@ -3,8 +3,6 @@
 One result per model; `docs/probes/match.md` says what it holds ("Result").
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """What a result of `headwater match` says, from the result alone: agreements and shapes, tables, sentences and the chart."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

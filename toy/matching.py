@@ -5,8 +5,6 @@ sliding window. Strengths are ratios, through which alone the second-moment kern
 what a block adds to the stream against what is there, the feed-forward's part of it, and how far logits are from equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ interrupted run resumes exactly where it stopped, and models that share seed and
 Weights are rounded to bfloat16 before the first step: the step-0 checkpoint is the true start, not a copy of it.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

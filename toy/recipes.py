@@ -5,8 +5,6 @@ The shape fits all that is bundled, four trained models and three steps of one, 
 transformers is imported here: the command's help shows these options.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """The training that `headwater selftest` repeats on two devices: one small toy, to where it has learnt its task."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ A task draws from a generator that its training loop makes of (seed, block numbe
 own seed and step alone, not on the models beside it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple

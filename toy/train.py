@@ -11,8 +11,6 @@ All parameters lie in one `[E, P]` tensor, of which the matrices are views: Adam
 models.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import shutil

@@ -1,7 +1,5 @@
 """[Chowdhury], arXiv 2603.10123, "Lost in the Middle at Birth"."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

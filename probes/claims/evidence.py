@@ -14,8 +14,6 @@ decides. None means that its argument is no case, and so does a `KeyError`: a re
 - `runs`: for each of the models named its runs, by name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

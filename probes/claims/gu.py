@@ -1,7 +1,5 @@
 """[Gu], arXiv 2410.10781, "When Attention Sink Emerges in Language Models"."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Two objections to [Chowdhury] that were raised in public: which quantity adds up, and what the surrogate is worth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What statements read of results: estimates with intervals, numbers of profiles, places of the map of theory."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise

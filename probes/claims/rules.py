@@ -8,8 +8,6 @@ interval of our runs (`drawn`). "There is nothing" holds where the 90 % interval
 within margins fixed beforehand (`nothing`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias

@@ -3,8 +3,6 @@
 And what its reviewers asked for: a protocol behind the 40 %, and the two channels isolated under control.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """All statements about language models; those about toys are with the toys (`toy.experiments.experiment.claims_of`)."""
 
-from __future__ import annotations
-
 from ..results.folder import Collected
 from . import objections as objections  # its statements come into the list of [Chowdhury]
 from .chowdhury import chowdhury

@@ -1,7 +1,5 @@
 """[Wu], arXiv 2502.01951 (ICML 2025), on language models; its theorems and toys are with the toy experiments."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import islice

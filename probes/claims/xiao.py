@@ -1,7 +1,5 @@
 """[Xiao], arXiv 2309.17453, "Efficient Streaming Language Models with Attention Sinks" (StreamingLLM)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

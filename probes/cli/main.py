@@ -4,8 +4,6 @@
 that need them. This folder is the only part of `probes` that knows `toy`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

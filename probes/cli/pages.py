@@ -1,7 +1,5 @@
 """Commands that show results (all on a page, two side by side), and what can be measured, and where."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

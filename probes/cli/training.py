@@ -1,7 +1,5 @@
 """Commands that build models: the map over fresh models, toys beside a model, toys by themselves, pretraining."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

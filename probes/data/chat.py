@@ -1,7 +1,5 @@
 """Conversations, written by the chat template of a model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

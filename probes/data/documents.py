@@ -4,8 +4,6 @@ A document is a pair (name, text). Nothing here knows about tokens; `prompts` cu
 `toy.pretrain` packs training streams from the same documents.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

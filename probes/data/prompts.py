@@ -4,8 +4,6 @@ The seed alone decides which documents are read and where the windows begin: the
 two policies can be compared on one text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import closing

@@ -6,8 +6,6 @@ the same number of tokens in every line, so that a pair's depth decides where it
 Source: ours; the form "json" is that of [Liu+], arXiv 2307.03172, with words for UUIDs.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

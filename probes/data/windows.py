@@ -6,8 +6,6 @@ times as long as its windows. How windows are spread over documents stands in `d
 for its windows side by side, their starts are uniform without replacement.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

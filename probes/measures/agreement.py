@@ -3,8 +3,6 @@
 Agreement and its intervals are defined in `docs/probes/match.md`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ Two ways, both exact up to rounding:
 Sources: science of the measurement, sections 3 and 4; sinks in `probes.sinks`, leakage in `probes.leakage`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What a change of a model does to its behaviour: next-token loss, divergence from the model as it is, recall."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -107,7 +105,7 @@ def known_mean(values: Float[np.ndarray, "*some predicted"]) -> Float[np.ndarray
         return np.where(known, values, 0).sum(-1) / known.sum(-1)
 
 
-def check_losses(model: View, loss: Float[np.ndarray, ...]) -> None:
+def check_losses(model: View, loss: Float[np.ndarray, "..."]) -> None:
     """Refuse losses that are not finite; NaN stands for tokens that the head excludes."""
     if np.isinf(loss).any():
         raise not_finite(model, "a next-token loss")

@@ -5,8 +5,6 @@ nothing that matters to its predictions. Means over positions are taken within e
 that the head excludes (a logit of minus infinity) have no loss and do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -7,8 +7,6 @@ length, width at equal d sigma^2, residual scale, rotation, sliding windows; and
 configurations. It measures no model that is named, so that its command is its own (`probes.cli.training`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

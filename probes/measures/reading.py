@@ -1,7 +1,5 @@
 """One prompt, token by token: a text, a conversation or ids, and how each token is shown."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from typing import Any, TypeAlias

@@ -4,8 +4,6 @@ The kernel predicts a mean square, so that profiles here are root mean squares o
 The forms and paths are those of `docs/probes/theory.md`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Tokens are drawn without replacement from those of the prompts. Streams are read
 prompt or, on a GPU, of as many as go through it together. Source: [Sun], arXiv 2402.17762, section 2 (massive activations).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

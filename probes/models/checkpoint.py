@@ -1,7 +1,5 @@
 """What a checkpoint's folder holds: small JSON files, and weights in safetensors files, compressed in bundled ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import lzma

@@ -1,7 +1,5 @@
 """What a model can be asked: tokens, a query, blocks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

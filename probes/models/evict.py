@@ -4,8 +4,6 @@
 Rotations belong to a pass, which is why the angles are read from one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 The code elsewhere has no branches by family.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Fresh weights of a configuration: what a rule of initialization means for it, and models drawn by that rule."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ No tensor has the size of a whole pattern. What no kernel supports goes block of
 `in_parts` makes blocks smaller after memory ran out (`probes.run.memory.Retry`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isqrt

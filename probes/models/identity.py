@@ -11,8 +11,6 @@ signs could change, since 2^63 (k_i +- k_j) is 0 for all odd keys.) The second l
 secret: this tells weights apart, and is no defence against someone who makes two that are alike.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from functools import cache

@@ -5,8 +5,6 @@ Entries are independent, normal and of mean zero under every rule here; no recip
 (Qwen2.5's program is not public). Biases start at zero and norm weights at one.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import TypeAlias

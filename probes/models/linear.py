@@ -18,8 +18,6 @@ With `frozen` the patterns are held constant, as if they were weights: what flow
 path of `probes.theory.kernel`). Nothing then goes back through queries and keys.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

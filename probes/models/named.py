@@ -3,8 +3,6 @@
 Weights are read from safetensors and GGUF alone, and code that a repository brings is run only if the caller says so.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping

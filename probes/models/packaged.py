@@ -1,7 +1,5 @@
 """Models that Python packages ship as GGUF files, whole or in parts; nothing else of a package is read, and nothing run."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sys

@@ -4,8 +4,6 @@ On a GPU a pass over the cotangents of all directions takes as long as a good pa
 a position are spread over the directions, PyTorch's operations read and write at half of memory's speed.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch

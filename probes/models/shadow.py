@@ -8,8 +8,6 @@ say is not known, so that blocks with them stay whole. One that gives back no de
 refused where a derivative is asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -10,8 +10,6 @@ Only hooks that align devices are understood. Other hooks of accelerate move or 
 which a view must not do to its caller.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass

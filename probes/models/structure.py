@@ -6,8 +6,6 @@ modules of their own (TransformerLens, bitsandbytes, PEFT), run modules. Whateve
 open file, a recorder) is the very same object, and so is what a function that stands in the place of a forward pass calls.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections import OrderedDict, defaultdict, deque

@@ -1,7 +1,5 @@
 """Position 0 replaced: its embedding, its stream from some block on, or what others read of it alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from numbers import Integral

@@ -3,8 +3,6 @@
 `page` writes the file with its template and style; `measuring` runs the measures of a report.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`index.html`: one file that opens from disk without a network, on any screen, light or dark."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

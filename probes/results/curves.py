@@ -1,7 +1,5 @@
 """Curves over positions: smoothing, agreement of two curves, means over prompts, bands over seeds."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

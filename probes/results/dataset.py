@@ -6,8 +6,6 @@ one model. Results that are kept in a repository may lack some of it, which thei
 (`tools/slim.py`): such a file is called NAME.nc.xz, and is read wherever NAME.nc is asked for and not there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

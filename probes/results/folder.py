@@ -7,8 +7,6 @@ which is left out of the kind: "llm/leakage" is "leakage" too, and "llm/code/lea
 "code/leakage". NAME.nc.xz counts as NAME.nc where there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ An in-context toy has learnt to retrieve if it names the labels of classes that 
 has that copies a label of the sequence, whatever the items are, and its position biases are those of a model that guesses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -8,8 +8,6 @@ way [Zou and Donner, Statistics in Medicine 27 (2008), 1693]. Sources: Efron and
 Bootstrap, chapters 11 to 13; of `holm`: Holm, Scandinavian Journal of Statistics 6 (1979), 65.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -134,7 +132,7 @@ def freedom(unit: Int[np.ndarray, " prompt"]) -> float:
     return float(len(np.unique(unit)) - 1) or np.inf
 
 
-def holm(found: Interval, freedom: float | np.ndarray, level: float = 0.05) -> Bool[np.ndarray, ...]:
+def holm(found: Interval, freedom: float | np.ndarray, level: float = 0.05) -> Bool[np.ndarray, "..."]:
     """Which of these estimates differ from 0 at a level for all of them together [Holm]; what has no interval does not.
 
     The intervals are of 95 %, by Student's t with these degrees of freedom, of all or of each.

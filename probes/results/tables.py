@@ -1,7 +1,5 @@
 """Tables with sentences above them, as text and in files, and numbers with intervals as they are written there."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

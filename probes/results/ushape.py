@@ -11,8 +11,6 @@ One prompt, looked at token by token (`probes.inspect`), is divided into parts i
 recency part is as long as the profile is high (`parts_of`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """Writing files so that an interruption leaves either the old file or the new one, never half of one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

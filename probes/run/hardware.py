@@ -1,7 +1,5 @@
 """What a machine computes on: its devices, and what they are called."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What memory there is, tensors put aside in files, and work in smaller blocks where memory runs out (`Retry`)."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import tempfile

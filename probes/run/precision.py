@@ -4,8 +4,6 @@ NVIDIA's GPUs multiply float32 numbers some eight times as fast in TF32. That ke
 of its size off. Where a measure takes it, and where sums in float64 lie, stands in `docs/scale.md`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps

@@ -8,8 +8,6 @@ through the CPU's memory, whatever device the models are on.
 Nothing is shared without `join`: a script that has a process group of its own may call probes in one process alone.
 """
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from typing import Any

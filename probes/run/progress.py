@@ -5,8 +5,6 @@ A measure calls `progress(done, total)`, in the unit that it counts its work in 
 such an `advance`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 

@@ -100,8 +100,6 @@ own part; a router's bias, 1/d of its logits' covariance, is left out. Attention
 normed (Qwen3, Gemma 3, OLMo) this is not what fresh models do.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict
 from typing import Any, Literal

@@ -56,8 +56,6 @@ take all mass to the first token. What follows is ours.
   such entry: it takes edges out of the mask, and a query whose keys are all below zero receives nothing.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -13,8 +13,6 @@ Z_i. Causal patterns halve the first two: queries are taken in bands, and keys t
 Heads go one by one on a processor, together on a device with memory of its own, where few and large operations count.
 """
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -8,8 +8,6 @@ with its score path the least spread over positions. The configuration-only kern
 are drawn and their patterns measured; no derivative is taken.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

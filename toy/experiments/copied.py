@@ -4,8 +4,6 @@ A relative perplexity is `(perplexity - 1) / V` over fresh sequences: `expm1` of
 trained in float32, so that a value of 1e-9 is as accurate as one of 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

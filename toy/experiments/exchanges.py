@@ -4,8 +4,6 @@ What is measured stands in `docs/probes/match.md`. As embeddings lie on no circl
 are apart: all but the number of exchanges is told of those in the unembedding, from `SETTLED` of the training on.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar

@@ -9,8 +9,6 @@ An experiment is one module, `toy.experiments.NAME` with underscores:
   (`reading`), and `charts(ds) -> dict[str, Figure]`, by what follows the experiment's name in the file's.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ before training. In a window of 5 even weights are 0.2 themselves: whether they 
 shows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import defaultdict

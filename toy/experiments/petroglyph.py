@@ -4,8 +4,6 @@ The claim is discussed in [Liu-7] and in [Irie] ("Why Are Positional Encodings N
 Transformers? A Petroglyph Revisited", ACL Findings 2025). The two tests, exact and trained, stand in `docs/probes/match.md`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import permutations, product
 from typing import Any, ClassVar

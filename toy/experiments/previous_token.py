@@ -4,8 +4,6 @@ Task, variants, the separation direction and what readers without positions can 
 is the variant that statements are about. Relative perplexities are those of `copied`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ held against the prediction interval of one more run (`as_drawn`). What a result
 not is a `KeyError`, as xarray raises it: then the statement is not measured.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ finds is another question. For rates by frequency the post gives no rule. Everyt
 `previous_token`: no residual stream, an output projection.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, NamedTuple, cast

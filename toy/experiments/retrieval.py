@@ -7,8 +7,6 @@ single runs, here each point has several seeds.
 Who has converged (`STILL`, `rounds`) stands in `docs/probes/match.md`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

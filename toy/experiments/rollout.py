@@ -3,8 +3,6 @@
 The toys, and how they are measured, are those of `walks`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

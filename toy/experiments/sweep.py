@@ -5,8 +5,6 @@ yields a cell's coordinates with its arrays, by name. Training inside that itera
 and shows its progress.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple

@@ -11,8 +11,6 @@ Attention other than softmax: fresh causal toys with it, as they are, and with e
 sum. The toys have norms, which undo any factor of a row: both have the same streams, and differ in what their rollouts say.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

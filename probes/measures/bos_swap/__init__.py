@@ -1,7 +1,5 @@
 """What a model does without its first token: something else at position 0, or nothing there (`compute`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -20,8 +20,6 @@ sensitivity to the replacement, another point; `profile_change` is over the posi
 Source: [Ruscio], arXiv 2606.06160, removes 40 % at early queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ coloured: by which factor a token's sensitivity differs from the baseline, in st
 below and vermillion above, a pair that colour-blind readers can tell apart, and nothing where it does not differ.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

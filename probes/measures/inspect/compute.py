@@ -21,8 +21,6 @@ The recency part is read off the baseline alone, so that content has no influenc
 last position, and those right before it for as long as the baseline stands out (`probes.results.ushape.parts_of`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

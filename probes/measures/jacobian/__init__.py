@@ -6,8 +6,6 @@ profile stand that of the readout after the final norm, what the second-moment k
 [Chowdhury]'s N^L with its best alpha.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -41,8 +41,6 @@ pulled back twice, and the difference of the two is what is squared, so that eac
 [Chowdhury]; unbiased over random signs only, and without a standard error.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

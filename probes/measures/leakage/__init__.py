@@ -4,8 +4,6 @@ Definition and derivation are in `compute`; `samples` takes what is needed of at
 covariances of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

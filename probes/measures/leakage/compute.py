@@ -43,8 +43,6 @@ wider than the scatter over other prompts, by up to sqrt(3).
 Sources: the question is [Ruscio]'s (arXiv 2606.06160); the definitions, the split and the correction are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any

@@ -3,8 +3,6 @@
 Definitions, names and sources are those of `probes.leakage`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import TypeAlias

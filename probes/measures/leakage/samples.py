@@ -8,8 +8,6 @@ and patterns of a few prompts; of all of them where a device has memory of its o
 Definitions, names and sources are those of `probes.leakage`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention sinks, and what every head does with position 0 (`compute`, `roles`, `effect`, `collectors`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -8,8 +8,6 @@ The tokens with the largest mean excess over their occurrences are kept, of thos
 Intervals (95 %) are jackknifed over documents, a token's occurrences and their number taken together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the 
 position 0, and the roles they get by it (`probes.measures.sinks.roles`), are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -15,8 +15,6 @@ but for rounding. Where no key is evicted, s + w >= T, nothing is run.
 Sources: [Xiao], arXiv 2309.17453 (caches); Holm, Scandinavian Journal of Statistics 6 (1979), 65.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product

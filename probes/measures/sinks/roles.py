@@ -17,8 +17,6 @@ holds. With a single document or prompt nothing is sure.
 What a role does not say is whether the model needs it: that is the effect, `probes.measures.sinks.effect`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -68,7 +66,7 @@ def estimates(
     return intervals
 
 
-def estimate(name: str, each: Float[np.ndarray, "prompt ..."]) -> Float[np.ndarray, ...]:
+def estimate(name: str, each: Float[np.ndarray, "prompt ..."]) -> Float[np.ndarray, "..."]:
     """Of any choice of prompts their mean, of sizes the root mean square, of `PAIRS` [prompt, two, ...] a ratio."""
     if name not in PAIRS:
         return np.sqrt(np.mean(each**2, 0)) if name in SIZES else each.mean(0)

@@ -12,8 +12,6 @@ sqrt(d))`. That is what the Jacobian takes it for, and what the stream loses by 
 its square is a quadratic form, too, `(x G x - 2 (x.W_O u_i)(x.W_O g^2 u_i) + (x.W_O u_i)^2 |g u_i|^2) / r_i^2`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

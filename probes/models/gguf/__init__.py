@@ -1,7 +1,5 @@
 """GGUF files: read within bounds, checked, and converted to a model of transformers."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

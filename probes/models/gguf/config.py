@@ -4,8 +4,6 @@ transformers' own reader takes few of a file's keys and silently drops the other
 head sizes. Here every key of the architecture is followed by name, known to change nothing, or refused.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

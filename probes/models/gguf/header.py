@@ -1,7 +1,5 @@
 """The header of a GGUF file, read by the `gguf` package and checked."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -1,7 +1,5 @@
 """Values of quantized tensors, by the same operations as the `gguf` package's and so with the same bits, on any device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any

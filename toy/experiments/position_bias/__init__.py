@@ -10,8 +10,6 @@ All models that can share a seed's data and fresh weights do; all models of one 
 unbiased data are read by `sinks` as well [Wu, K.4].
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

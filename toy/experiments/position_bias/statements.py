@@ -6,8 +6,6 @@ has `BLIND`. Statements are judged at both scales of the data, by toys without r
 with it where the others lack what is needed; what the paper says of depth, by the former alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
