@@ -13,6 +13,7 @@ from scipy.special import gamma
 
 from probes.claims.claim import Claim
 from probes.claims.gu import TABLE
+from probes.claims.own import FORMS
 from probes.claims.ruscio import NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
 from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
@@ -329,4 +330,34 @@ def of_sinks() -> Cases:
     yield "liu-recall-predicted", *(given(mechanism__retrieval=ds) for ds in tells)
 
 
-CASES = {name: (yes, no) for made in (of_maps, of_profiles, of_ruscio, of_sinks) for name, yes, no in made()}
+def in_context(sign: float) -> Collected:
+    """Three models whose gain and changes of log p are so many times the log norm, and noise."""
+    draw, kinds = np.random.default_rng(0), dict[str, Any]()
+    plain, shocked, place = ("context", "depth"), ("shock", "traced", "depth"), ("depth", 6 + 12 * np.arange(24))
+    for kind in FORMS:
+        of = kinds.setdefault(kind.replace("-", "_").replace("/", "__"), {})
+        for model in "xyz":
+            norm, change = draw.normal(size=24) + draw.normal(size=(12, 24)), draw.normal(size=(2, 12, 24))
+            log_p = sign * norm + draw.normal(size=norm.shape)
+            after = log_p + sign * change + draw.normal(size=change.shape)
+            values = {
+                "gain": (plain, log_p),
+                "log_p": (plain, log_p),
+                "log_p_shocked": (shocked, after),
+                "place": place,
+            }
+            values |= {"norm_profile": (shocked[1:], np.exp(norm)), "norm_shocked": (shocked, np.exp(norm + change))}
+            coords = {"context": range(12), "traced": range(12)}
+            of[model] = xr.Dataset(values, coords, committed("retrieval").attrs | {"query": 300})
+    return given(**kinds)
+
+
+def of_contexts() -> Cases:
+    yield "own-sensitivity-in-context", in_context(1), in_context(0)
+    for name in ("within", "shocks"):
+        yield f"own-sensitivity-{name}", in_context(1), in_context(-1)
+
+
+CASES = {
+    name: (yes, no) for made in (of_maps, of_profiles, of_ruscio, of_sinks, of_contexts) for name, yes, no in made()
+}

@@ -167,7 +167,7 @@ def test_the_norm_is_of_the_drawn_directions():
 
 def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
     """Exact Jacobians, question by question, against 1500 splits: the mean over all questions but the line's own."""
-    monkeypatch.setattr(mechanism, "PRODUCTS", 1500)
+    monkeypatch.setattr(mechanism, "SPLITS", 1500)
     model, depths = view("llama"), range(LINES)
     made = couple(model.spec.vocabulary)
     context, squares = made.contexts[0], np.zeros((2, len(depths)))
@@ -183,6 +183,17 @@ def test_the_norm_behind_lists_is_of_lines_that_are_not_asked_for(monkeypatch):
     found = mechanism.behind_lists(model, made, 0, seed=[4], report=Tally(None))
     np.testing.assert_allclose(found["lines"], squares[0], rtol=0.1)
     assert not np.allclose(found["lines"], squares[1], rtol=0.1)
+
+
+def test_shocks_measure_the_changed_model_and_norms_come_alone():
+    model = probes.load("tiny-llama")
+    plain: dict[str, Any] = {**SMALL, "mechanism": 2, "mechanism_depths": 0, "profile_prompts": 0}
+    ds = retrieval(model, **plain, shocks=("released@2", "without-0@1"))
+    assert {*ds} - {*retrieval(model, **SMALL)} == {"norm_profile", "norm_shocked", "log_p_shocked"}
+    changed = retrieval(probes.edited(model, "without-0@1"), **plain)
+    np.testing.assert_array_equal(ds["norm_shocked"][1], changed["norm_profile"])
+    np.testing.assert_allclose(ds["log_p_shocked"][1], changed["log_p"][:2], rtol=1e-5)
+    np.testing.assert_array_equal(ds["norm_profile"], retrieval(model, **plain | TRACED, seed=0)["norm_profile"])
 
 
 def test_of_a_lookup_the_pair_is_everything():

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -34,9 +35,12 @@ from probes.data.documents import BUNDLED, read_documents
 from probes.errors import InputError
 from probes.headlines import headlines, write_tables
 from probes.measure import measure, questions
+from probes.measures.retrieval.context import SLOPES, answers, by_model, forest
+from probes.measures.retrieval.numbers import SLOPE, statements
 from probes.models.named import located
 from probes.results.dataset import load, save
-from probes.results.tables import Report, write_report
+from probes.results.statistics import Interval
+from probes.results.tables import Report, Table, interval, write_report
 
 SMOLLM2, QWEN, GEMMA = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "gemma3-270m"
 OUT, WORK = Path("reports/llm"), Path("runs/llm")
@@ -67,6 +71,7 @@ FEW, FEWER = f"{IN_CONTEXT} --contexts 16 --mechanism 16", f"{IN_CONTEXT} --cont
 SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in (3, 6)}
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
+STEMS = [Path(model).stem for model in RULES]
 INIT = "--conditions init --prompts 16 --seeds 2 --products 32 --initialization"
 EVICT = "--length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"
 SWAP = "--replace mean,random,zero,without-0 --prompts 128 --length 128 --profile-prompts 0 --recall 24"
@@ -209,8 +214,7 @@ def draw(folder: Path, command: str) -> None:
 
 def results_in(folder: Path, command: str) -> dict[str, xr.Dataset]:
     """A folder's results by model, in the order of `RULES`."""
-    names = [Path(model).stem for model in RULES]
-    files = {name: folder / f"{command}-{name}.nc.xz" for name in names}
+    files = {name: folder / f"{command}-{name}.nc.xz" for name in STEMS}
     return {name: load(file) for name, file in files.items() if file.is_file()}
 
 
@@ -224,6 +228,27 @@ def side_by_side(path: Path = OUT / "table.md") -> None:
             sections.append(replace(headlines(measure(command), results, MOST), title=said))
     intervals = "Brackets are 95 % intervals over documents, of recall over lists; weights in float32."
     write_report(Report("The real models in numbers", intervals, sections, []), path, "python tools/llm.py")
+
+
+def in_context(folder: Path = OUT / "context") -> None:
+    """What all models and forms together say of sensitivity in context."""
+    forms = dict.fromkeys(step.folder for step in STEPS if step.folder.startswith("context"))
+    found = {form: results_in(OUT / form, "retrieval") for form in forms}
+    cells = {f"{name}, {form}": of[name] for name in STEMS for form, of in found.items() if name in of}
+    if not cells:
+        return
+    said = {name: statements(ds) for name, ds in cells.items()}
+    said |= {
+        f"{name}, all": {SLOPE + SLOPES[one]: of for one, of in every.items()}
+        for name, every in by_model(cells).items()
+    }
+    columns = list(dict.fromkeys(one for of in said.values() for one in of))
+    none = Interval(math.nan, math.nan, math.nan)
+    rows = [[name, *(interval(*of.get(one, none)[:3], form="+.2f") for one in columns)] for name, of in said.items()]
+    brackets = "Slopes in nat per unit of the log norm. Brackets are 95 % intervals over couples of lists."
+    report = Report("Sensitivity in context", brackets, [Table("By cell", ("", *columns), rows)], answers(cells))
+    write_report(report, folder / "context.md", "python tools/llm.py --only context")
+    save_chart(forest(cells), folder / "context.png")
 
 
 def there(model: str) -> bool:
@@ -260,6 +285,7 @@ def main() -> int:
     for folder, command in sorted({(OUT / step.folder, step.command) for step in left or steps}):
         draw(folder, command)
     side_by_side()
+    in_context()
     return 0 if all(done) else 1
 
 

@@ -17,7 +17,7 @@ decides. None means that its argument is no case, and so does a `KeyError`: a re
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
@@ -93,6 +93,17 @@ def real(
     options = options or MEASURED[kinds[0].rpartition("/")[2]]
     command = measuring(kinds[0], only or [model], options, more, out or f"reports/llm/{kinds[0]}")
     return Evidence("pretrained", _of_models(kinds, in_real, first, only), command, ", ".join(only or [model]))
+
+
+def cells(like: Evidence, *kinds: str) -> Evidence:
+    """All results of pretrained language models of these kinds together, by name and kind; else as another evidence."""
+
+    def judge(collected: Collected, tell: Tell) -> Judged | None:
+        found = {f"{name}, {kind}": ds for kind in kinds for name, ds in collected[kind].items() if is_real(ds)}
+        models = dict.fromkeys(name for kind in kinds for name in collected[kind])
+        return judged(case(tell, found), ", ".join(models), found.values()) if found else None
+
+    return replace(like, judge=judge)
 
 
 def fresh(*kinds: str, options: str = "", model: str = "fresh models") -> Evidence:

@@ -62,7 +62,7 @@ for end, (name, pairs) in enumerate((("primacy", "first pair"), ("recency", "las
 
 
 def recall_follows(ds: xr.Dataset, profile: str) -> Told:
-    """Whether gain by depth is ranked as a profile is."""
+    """Whether gain by depth is ranked as a profile is, whose part in distance and position is taken out."""
     rho, null = follows(ds, profile)
     words = f"{told(rho, '+.2f')}, deviation under shifts {null.spread:.2f}, p {null.p:.3f}"
     return words, beside_null(above(rho, 0), null)
@@ -71,13 +71,13 @@ def recall_follows(ds: xr.Dataset, profile: str) -> Told:
 for short, profile, word in (
     ("profile", "profile", "the model's own profile of sensitivity behind ordinary text"),
     ("birth", "profile_init", "the profile at initialization"),
-    ("norm", "norm_profile", "the norm at the pair's line in the lists themselves, behind questions for other lines"),
     ("distance", "log_distance", "log distance alone"),
 ):
     claim = f"What language models recall, by depth, follows {word}."
     rule = (
-        "rank correlation of the mean gain with the profile over depth, interval over couples of lists and over what the "
-        "profile is of, above 0, and as far from it in at most 5 % of the shifts of one curve against the other"
+        f"{'' if short == 'distance' else 'partial '}rank correlation over depth of the mean gain with the profile"
+        f"{'' if short == 'distance' else ', given log distance and log position'}, interval over couples of lists and over "
+        "what the profile is of, above 0, and as far from it in at most 5 % of the shifts of one curve against the other"
     )
     traced(f"recall-follows-{short}", claim=claim, rule=rule, profile=profile)(recall_follows)
 

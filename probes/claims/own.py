@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import xarray as xr
 
+from ..measures.retrieval.context import MARGIN, SLOPES, pooled, slopes
 from ..measures.sink_factorial import ARMS, LOSS, SETS, beyond, judged, recalled
-from .evidence import real
+from ..results.curves import ShiftNull
+from .evidence import cells, real
 from .ledger import Source
-from .rules import Told, above, below, told
+from .rules import Told, above, below, beside_null, nothing, told
 
 own = Source("[headwater]", "own", real("sink-factorial"), "sink-factorial", kind="ours")
 controlled = own.but(needs=real("controls/sink-factorial", more="--lists 0 --sets all"))
@@ -43,3 +48,41 @@ def _(ds: xr.Dataset) -> Told:
     """With the brake of position 0 off a model recalls more of a list than as it is."""
     block, found = recalled(ds, ARMS[1])
     return f"{told(found, '+.3g')} nat from block {block} on", above(found, 0)
+
+
+# --------------------------------------------------------------------------------------------- sensitivity in context
+
+FORMS = tuple(f"context{form}/retrieval" for form in ("", "-json", "-nouns", "-announced", "-apart"))
+LISTS = "--pairs 24 --keys alike --contexts 16 --mechanism 16 --mechanism-depths 0 --profile-prompts 0"
+context = own.but(needs=real(*FORMS, options=LISTS), where="sensitivity-in-context")
+
+
+@context.but(needs=cells(context.needs, *FORMS))(
+    "sensitivity-in-context",
+    rule="partial rank correlation over depth of gain with the norm behind the lists, given log distance and log position, "
+    f"mean over models and forms with random effects, above {MARGIN}, and as far from 0 in at most 5 % of the shifts and of "
+    f"the exchanges between cells; does not hold where the 90 % interval lies within {MARGIN} of 0",
+)
+def _(of: Mapping[str, xr.Dataset]) -> Told | None:
+    """What a model recalls of a list, by depth, follows the norm behind that list beyond distance and position."""
+    if (found := pooled(of)) is None:
+        return None
+    nulls = f"p of shifts {found.shifts:.2g}, of exchanges {found.exchanges:.2g}"
+    words = f"{told(found.rho, '+.2f')} over {len(of)} cells, {nulls}"
+    margin, chance = math.atanh(MARGIN), max(found.shifts, found.exchanges)
+    follows, none = beside_null(above(found.z, margin), ShiftNull(chance, math.nan)), nothing(found.z, margin)
+    return words, lambda level: "does not hold" if none(level) == "holds" else follows(level)
+
+
+def slope_above(by_kind: Mapping[str, xr.Dataset], of: str) -> Told:
+    """Whether recall rises with the log norm."""
+    found = slopes(list(by_kind.values()))[of]
+    return f"{told(found, '+.2f')} nat", above(found, 0)
+
+
+for short, name, claim in (
+    ("sensitivity-within", "within", "At one depth, lists behind which the norm is larger there are recalled better."),
+    ("sensitivity-shocks", "shocks", "Where an arm of the sink's factorial raises the norm, it raises recall."),
+):
+    rule = f"slope on the log norm, over couples of all forms, above 0: {SLOPES[name]}"
+    context(short, claim=claim, rule=rule, of=name)(slope_above)

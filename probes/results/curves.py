@@ -1,7 +1,8 @@
 """Curves over positions: smoothing, agreement of two curves, means over prompts, bands over seeds."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -68,8 +69,11 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     return float(ranks[0] @ ranks[1]) / scale if scale > 0 else math.nan
 
 
-def shift_null(a: ArrayLike, b: ArrayLike) -> ShiftNull:
-    """Rank correlations of a curve with the shifts of another one, which have its smoothness but no relation to the first.
+Correlation: TypeAlias = Callable[[np.ndarray, np.ndarray], float]
+
+
+def shifted(a: ArrayLike, b: ArrayLike, of: Correlation = spearman) -> Float[np.ndarray, " shift"]:
+    """Correlations of a curve with the shifts of another one, which have its smoothness but no relation to the first.
 
     The other curve of N points is joined to its mirror image, a circle of 2 N points without a jump, and turned by every
     number of them. (Without the mirror a curve that does not end where it began has a jump that its shifts move inside:
@@ -77,8 +81,14 @@ def shift_null(a: ArrayLike, b: ArrayLike) -> ShiftNull:
     """
     x, y = _pair(a, b)
     circle = np.concatenate([y, y[::-1]])
-    found = np.array([spearman(x, np.roll(circle, shift)[: len(x)]) for shift in range(len(circle))])
+    found = np.array([of(x, np.roll(circle, shift)[: len(x)]) for shift in range(len(circle))])
     found[1:] = np.nan_to_num(found[1:])  # a shift may be constant
+    return found
+
+
+def shift_null(a: ArrayLike, b: ArrayLike, of: Correlation = spearman) -> ShiftNull:
+    """What `shifted` says of chance."""
+    found = shifted(a, b, of)
     if np.isnan(found[0]):
         return ShiftNull(math.nan, math.nan)
     as_far = np.abs(found) >= abs(found[0]) - 1e-12  # rounding

@@ -42,6 +42,7 @@ from ...run.progress import Progress, Tally
 from ...run.store import Piece, Store
 from ..jacobian import of_curve, trough
 from . import mechanism as mechanisms
+from .context import answers
 from .numbers import SHOWN, Recall, by_depth, shape, statements
 
 CONTEXTS, CANDIDATES = 100, 36
@@ -306,8 +307,8 @@ def least_at(values: np.ndarray) -> np.ndarray:
 
 def _statements(ds: xr.Dataset) -> xr.DataArray:
     """What a mechanism says of recall [number, estimate]; its interval is its own."""
-    if "sensitivity" not in ds:
-        raise KeyError("sensitivity")
+    if "traced" not in ds.dims:
+        raise KeyError("traced")
     found = statements(ds)
     coords = {"number": list(found), "estimate": list(ESTIMATE)}
     return xr.DataArray([list(number[:3]) for number in found.values()], coords, ("number", "estimate"))
@@ -320,7 +321,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         recall, chosen = shape(ds), options_of(ds)
         rung = Rung(chosen["pairs"], chosen["keys"], chosen["digits"])
         lines.append(f"{model}: of {rung}, {interval(*recall.exact[:3])} are answered exactly; {_verdict(recall)}.")
-    return lines
+    return lines + answers({name: ds for name, ds in results.items() if "norm_profile" in ds})
 
 
 def _verdict(recall: Recall) -> str:

@@ -3,9 +3,8 @@
 What the numbers are stands on the measure's page (`docs/probes/retrieval.md`). Intervals are the jackknife's over couples of
 contexts, each of which is the other's control. That of a share of exact answers lies between 0 and 1; where all answers are
 alike it is what so many couples leave open (Clopper and Pearson). Of the mechanism there are none from fewer than `FEWEST`
-couples. In rank correlations couples are left out of gain and of the norm behind the same lists at once; prompts of ordinary
-text are others, whose half-widths add in quadrature. AUC counts ties half (Mann and Whitney). Variance explained is 1 -
-(squared errors) / (those of the mean), all of couples that the fit of log p has not seen.
+couples; `context` is on profiles. AUC counts ties half (Mann and Whitney). Variance explained is 1 - (squared errors) /
+(those of the mean), all of couples that the fit of log p has not seen.
 """
 
 from __future__ import annotations
@@ -18,19 +17,12 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Float
 
-from ...results.curves import ShiftNull, shift_null, spearman
-from ...results.statistics import Interval, couples, jackknife, jackknife_of_two, jackknifed
-from ...results.ushape import SHORTEST, middle_of, shape_over, typical
+from ...results.statistics import Interval, couples, jackknife, jackknifed
+from ...results.ushape import SHORTEST, middle_of, shape_over
+from .context import PROFILES, SLOPES, UNKNOWN, follows, if_enough, log_distance, reliability, slopes
 
 TROUGHS = 1000  # resamples for where recall is lowest
-FEWEST = 6  # couples, for an interval of what the mechanism tells
-UNKNOWN = Interval(math.nan, math.nan, math.nan)
-PROFILES = {
-    "profile": "the pretrained profile",
-    "profile_init": "the profile at initialization",
-    "norm_profile": "the norm behind the lists",
-    "log_distance": "log distance",
-}
+SLOPE = "slope on the log norm of "
 SHIFTS = ("p under shifts", "deviation under shifts")  # of `ShiftNull`
 SHOWN = {  # by what it is called: variable, part, and words
     "pair": ("sensitivity", "pair", "pair"),
@@ -83,49 +75,22 @@ def edges(ds: xr.Dataset, name: str) -> tuple[Interval, Interval]:
 
 def statements(ds: xr.Dataset) -> dict[str, Interval]:
     """All that a result of `retrieval` with a mechanism says, by name; profiles that it lacks are left out."""
-    known = [name for name in PROFILES if name in ds or name == "log_distance"]
     found = {}
-    for name in known:
+    for name in (name for name in PROFILES if name in ds or name == "log_distance"):
         rho, null = follows(ds, name)
-        said = f"rank correlation over depth of gain with {PROFILES[name]}"
+        said = (
+            f"{'' if name == 'log_distance' else 'partial '}rank correlation over depth of gain with {PROFILES[name]}"
+        )
         alone = {f"{said}, {of}": UNKNOWN._replace(value=value) for of, value in zip(SHIFTS, null, strict=True)}
         found |= {said: rho} | alone
+    if "norm_profile" in ds:
+        for name, said in {"gain": "gain", "norm_profile": PROFILES["norm_profile"]}.items():
+            found[f"reliability of what is left of {said}"] = UNKNOWN._replace(value=reliability(ds, name))
+        found |= {SLOPE + SLOPES[name]: of for name, of in slopes([ds]).items()}
+    if "sensitivity" not in ds:
+        return found
     found["AUC of the pair's sensitivity for exact answers"] = auc(ds)
     return found | {f"variance of log p explained by log distance{more}": of for more, of in explained(ds).items()}
-
-
-def follows(ds: xr.Dataset, profile: str) -> tuple[Interval, ShiftNull]:
-    """Rank correlation over depth of the mean gain with one of `PROFILES`, both resampled, and what shifts give."""
-    gain, unit = ds["gain"].values, couples(ds)
-    curves = np.atleast_2d(log_distance(ds) if profile == "log_distance" else ds[profile].values)  # [sample, depth]
-    if profile == "log_distance":
-        rho = _over_couples(lambda some: _ranked(some, curves), gain, unit)
-    elif profile == "norm_profile":
-        rho = _of_same_lists(gain, curves, unit)
-    else:
-        ends = jackknife_of_two(_ranked, (gain, unit), (curves, np.arange(len(curves))))
-        rho = _if_enough(Interval(*map(float, ends)), unit)
-    return rho, shift_null(gain.mean(0), typical(curves))
-
-
-def _of_same_lists(gain: np.ndarray, curves: np.ndarray, unit: np.ndarray) -> Interval:
-    """Of gain [context, depth] and what was measured in the first ones of these contexts: a couple leaves both at once."""
-    count, own = len(gain), unit[: len(curves)]
-
-    def estimate(some: np.ndarray) -> float:
-        return _ranked(gain[some[some < count]], curves[some[some >= count] - count])
-
-    whole = np.concatenate([unit, own])
-    return _if_enough(jackknifed(estimate, np.arange(len(whole)), whole), own)
-
-
-def _ranked(gain: Float[np.ndarray, "context depth"], curves: Float[np.ndarray, "sample depth"]) -> float:
-    return spearman(gain.mean(0), typical(curves)) if len(curves) else math.nan
-
-
-def log_distance(ds: xr.Dataset) -> Float[np.ndarray, " depth"]:
-    """Logarithm of how many tokens before the place of its prediction each value begins."""
-    return np.log(ds.attrs["query"] - ds["place"].values)
 
 
 def auc(ds: xr.Dataset) -> Interval:
@@ -178,11 +143,7 @@ def _at_places(ds: xr.Dataset, name: str) -> Float[np.ndarray, "traced place"]:
 
 
 def _over_couples(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np.ndarray) -> Interval:
-    return _if_enough(jackknifed(estimate, values, unit), unit)
-
-
-def _if_enough(found: Interval, unit: np.ndarray) -> Interval:
-    return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
+    return if_enough(jackknifed(estimate, values, unit), unit)
 
 
 def by_depth(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
