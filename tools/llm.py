@@ -131,7 +131,7 @@ t2048/sinks            --prompts 16 --length 2048 --reacts off
 t1024/jacobian         --conditions pretrained --prompts 8 --products 24 --length 1024
 scalar                 --method scalar --conditions pretrained --prompts 16
 sink-factorial         {lists} --prompts 32 --lists 100
-controls/sink-factorial --prompts 32 --lists 0 --sets all
+controls/sink-factorial --prompts 32 --lists 0 --copies 16 --sets all
 mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 12 --initialization {rule}
 """
 # `im-start`, `end`: ids 1 and 2 of SmolLM2, <|im_start|> and <|im_end|>, at position 0. `no-bos`: Gemma without its own.
@@ -145,6 +145,7 @@ code/jacobian          {SMOLLM2} --conditions pretrained --prompts 16 --products
 im-start/sinks         {SMOLLM2} --prompts 64 --length 256 --first 1
 im-start/leakage       {SMOLLM2} --prompts 512 --length 128 --first 1
 im-start/bos-swap      {SMOLLM2} {SWAP} --first 1
+im-start/sink-factorial {SMOLLM2} {APART} --prompts 32 --lists 100 --first 1
 im-start/trajectory    {SMOLLM2} --prompts 32 --length 256 --first 1
 end/sinks              {SMOLLM2} --prompts 64 --length 256 --first 2
 chat/sinks             {SMOLLM2} --prompts 64 --length 256 --chat {CHAT}

@@ -239,12 +239,12 @@ def at_chosen(
 ) -> tuple[int, Interval]:
     """(block, mean of the values there): one half of the units chooses the block, the other half is the sample.
 
-    The block is that of the largest mean, to either side of 0, of the values or of what they are `chosen_by`. Where there is
-    one block alone, nothing is chosen, and all units are the sample.
+    The block is that of the largest mean, to either side of 0, of the values or of what they are `chosen_by`. A single block
+    is tested on the same half: another result of these units may have chosen it.
     """
-    second = np.isin(unit, np.unique(unit)[1::2]) | (len(values) == 1)
-    ranks = np.abs((values if chosen_by is None else chosen_by)[:, ~second].mean(1)) if not second.all() else [0.0]
-    block = int(np.argmax(ranks))
+    second = np.isin(unit, np.unique(unit)[1::2])
+    ranks = (values if chosen_by is None else chosen_by)[:, ~second]
+    block = int(np.abs(ranks.mean(1)).argmax()) if ranks.size else 0
     own = values[block, second]
     return block, jackknifed(np.mean, own, unit[second]) if len(own) else Interval(*[np.nan] * 3)
 
