@@ -36,7 +36,6 @@ def test_a_sweep_puts_what_cells_give_at_their_coordinates():
         },
         Part(("kind", "seed"), measures, filled(cells, x=[[1, 2, 3], [4, 5], [6]], n=torch.tensor([7, 8, 9]))),
         Part(("kind",), {"limit": Measure("a limit")}, [(("b",), {"limit": 0.1})]),
-        attrs={"task": "none"},
     )
     nan = np.nan
     expected = [[[4, 5, nan], [nan] * 3], [[6, nan, nan], [1, 2, 3]]]  # short arrays fill the beginning
@@ -45,7 +44,7 @@ def test_a_sweep_puts_what_cells_give_at_their_coordinates():
     np.testing.assert_array_equal(ds["limit"], [nan, 0.1])
     assert (ds["x"].attrs, ds["n"].attrs["units"]) == ({"long_name": "an x", "units": "nat"}, "1")
     assert list(ds.sizes) == ["kind", "seed", "step"]  # without what nothing was measured along
-    assert (ds["step"].attrs["long_name"], ds.attrs["task"]) == ("updates", "none")
+    assert ds["step"].attrs["long_name"] == "updates"
 
 
 @pytest.mark.parametrize("name", frame.EXPERIMENTS)

@@ -37,7 +37,7 @@ class Part(NamedTuple):
     found: Cells
 
 
-def sweep(coords: Mapping[str, Any], *parts: Part, attrs: Mapping[str, Any] | None = None) -> xr.Dataset:
+def sweep(coords: Mapping[str, Any], *parts: Part) -> xr.Dataset:
     """Measure all cells of all parts.
 
     An array that is shorter than its dimensions fills their beginning. What no cell fills is NaN, or 0 in whole numbers; a
@@ -61,7 +61,7 @@ def sweep(coords: Mapping[str, Any], *parts: Part, attrs: Mapping[str, Any] | No
                 described = {"long_name": measure.long_name, "units": measure.units}
                 variables[name] = ((*axes, *measure.dims), arrays[name], described)
     used = {dim for dims, *_ in variables.values() for dim in dims}
-    return dataset(variables, coords={dim: x for dim, x in coords.items() if dim in used}, attrs=attrs)
+    return dataset(variables, coords={dim: x for dim, x in coords.items() if dim in used})
 
 
 def computed(
