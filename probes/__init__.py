@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .measures.agreement import portrait as portrait
     from .measures.bos_swap import bos_swap as bos_swap
     from .measures.decode import decode as decode
+    from .measures.horizon import horizon as horizon
     from .measures.inspect import inspect as inspect
     from .measures.jacobian import jacobian as jacobian
     from .measures.leakage import leakage as leakage

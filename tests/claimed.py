@@ -18,6 +18,7 @@ from probes.claims.ruscio import NTK, PLAIN, WINDOW
 from probes.claims.sources import STATED
 from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
 from probes.measures.bos_swap.compute import ANCHORS
+from probes.measures.decode.ridge import bands_of
 from probes.measures.leakage import ALL, PARTIES, QUANTILES
 from probes.measures.retrieval.mechanism import PARTS as PARTS_OF_LISTS
 from probes.measures.sink_factorial import ARMS
@@ -213,7 +214,24 @@ def intervened(replacement: str = "", kl: float = 1.0, loss: float = 1.0) -> Col
     return given(interventions__bos_swap=put(ds, loss_change_of_model=loss, kl_of_model=divergence))
 
 
+def reaching(*lengths: int, last: float = 0.3) -> Collected:
+    """R^2 of 0.5 in all octaves but the last, by length."""
+    found = {}
+    for kind, length in zip(("horizon", "t1024__horizon"), lengths, strict=False):
+        octaves = [*bands_of(length)]
+        values = np.array([[*[0.5] * (len(octaves) - 1), last]])
+        variables = {
+            f"r2_chosen{end}": (("arm", "octave"), values + by)
+            for end, by in (("", 0), ("_low", -0.01), ("_high", 0.01))
+        }
+        coords = {"arm": ["as it is"], "octave": octaves, "prompt": range(16), "position": range(length)}
+        found[kind] = xr.Dataset(variables, coords, committed("bos-swap").attrs)
+    return given(**found)
+
+
 def of_ruscio() -> Cases:
+    yield "ruscio-horizon-60", reaching(256, last=0.05), reaching(256, last=0.2)
+    yield "ruscio-horizon-does-not-scale", reaching(512, 1024, last=0.02), reaching(512, 1024)
     for name, changes in (
         ("absolute-position-leaks", {"log_form_of_heads": -0.01}),
         ("mask-is-a-source", {"log_form_of_model": -0.01}),

@@ -72,6 +72,11 @@ SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
 STEMS = [Path(model).stem for model in RULES]
+HORIZON = {
+    SMOLLM2: "--prompts 96 --every 5 --leakage 32",
+    QWEN: "--prompts 48 --every 4 --leakage 16",
+    GEMMA: "--prompts 48 --every 3 --leakage 16",
+}
 INIT = "--conditions init --prompts 16 --seeds 2 --products 32 --initialization"
 EVICT = "--length 1024 --reacts off --evict 0,1,4 --keep 64,128,256"
 SWAP = "--replace mean,random,zero,without-0 --prompts 128 --length 128 --profile-prompts 0 --recall 24"
@@ -132,6 +137,7 @@ t1024/jacobian         --conditions pretrained --prompts 8 --products 24 --lengt
 scalar                 --method scalar --conditions pretrained --prompts 16
 sink-factorial         {lists} --prompts 32 --lists 100
 controls/sink-factorial --prompts 32 --lists 0 --copies 16 --sets all
+horizon                --length 512 {horizon}
 mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 12 --initialization {rule}
 """
 # `im-start`, `end`: ids 1 and 2 of SmolLM2, <|im_start|> and <|im_end|>, at position 0. `no-bos`: Gemma without its own.
@@ -141,6 +147,10 @@ announced/retrieval    {SMOLLM2} {APART} --contexts 24 --template announced
 nouns/retrieval        {SMOLLM2} --pairs 36 --keys apart --digits 0 --contexts 24
 json/retrieval         {SMOLLM2} {APART} --contexts 24 --template json
 pairs-72/retrieval     {SMOLLM2} --pairs 72 --keys apart --digits 4 --contexts 24
+arms/horizon           {SMOLLM2} --prompts 48 --length 256 --every 6 --arms all --initialization smollm2-135m
+arms/horizon           {GEMMA} --prompts 48 --length 256 --every 6 --arms all --initialization 0.02
+t1024/horizon          {SMOLLM2} --prompts 24 --length 1024 --every 10
+erased/horizon         {SMOLLM2} --prompts 48 --length 256 --every 10 --erase 48
 code/jacobian          {SMOLLM2} --conditions pretrained --prompts 16 --products 32 --text code
 im-start/sinks         {SMOLLM2} --prompts 64 --length 256 --first 1
 im-start/leakage       {SMOLLM2} --prompts 512 --length 128 --first 1
@@ -179,6 +189,7 @@ def steps_of(model: str) -> list[Step]:
     filled = OF_EACH.format(
         rule=RULES[model],
         lists=LISTS[model],
+        horizon=HORIZON[model],
         interventions=INTERVENTIONS + HELD * (model != QWEN),
         **{name: globals()[name] for name in ("SWAP", "EVICT", "NO_PROFILE", "APART", "ALIKE")},
     )

@@ -42,6 +42,7 @@ MEASURED = {  # options of the command that measures `REAL`, by kind of result
     "sinks": "--prompts 32 --length 256",
     "trajectory": "--prompts 32 --length 256",
     "leakage": "--prompts 512 --length 128",
+    "horizon": "--prompts 96 --length 512",
     "retrieval": "--pairs 36 --keys apart --digits 4 --contexts 100",
     "sink-factorial": "--prompts 32 --length 128 --lists 32 --pairs 24",
     "bos-swap": "--replace mean,random --prompts 64 --length 128 --profile-prompts 4 --products 32",

@@ -1,6 +1,7 @@
 """All statements about language models; those about toys are with the toys (`toy.experiments.experiment.claims_of`)."""
 
 from ..results.folder import Collected
+from . import horizon as horizon  # its statements come into the list of [Ruscio]
 from . import objections as objections  # its statements come into the list of [Chowdhury]
 from .chowdhury import chowdhury
 from .claim import Claim

@@ -32,7 +32,8 @@ from .view import Edit, Reweigh, View
 How: TypeAlias = Literal["zero", "mean"]
 Head: TypeAlias = tuple[int, int]  # (layer, head)
 Group: TypeAlias = Literal["sinks", "others"]
-WAYS = ("without-0", "without-value-0", "released", "gain", "constant-sink", "held-log-z")
+WAYS = ("without-0", "without-value-0", "released", "gain", "constant-sink", "held-log-z", "unmasked")
+EVERY_KEY = 1 << 31  # a prefix longer than any text
 SINK = 0.3  # mean weight on a key above which it is a head's sink; [Gu]'s eps
 TINY = 1e-12  # of what is divided by
 
@@ -154,7 +155,8 @@ def reweighed(
             would have without it, and it keeps its own, so that weights sum to `1 + A_i0`. "gain": weights on other keys
             times a constant. Of key 0: "constant-sink": its logit is its mean over queries, as a learned sink logit would
             be. "held-log-z": `log Z_i` loses its trend, a straight line through its mean in the log of the number of keys
-            that i sees, and keeps what texts make of it; weights then no longer sum to 1.
+            that i sees, and keeps what texts make of it; weights then no longer sum to 1. "unmasked": all
+            queries see all keys, without causal mask or windows, in all blocks and heads. That is foreign to a causal model.
         layer: the first block that is changed.
         heads: (block, head) of those that are changed, of these blocks; "sinks", heads whose mean weight on the key is above
             0.3, or "others"; all unless given.
@@ -168,6 +170,11 @@ def reweighed(
     written = WAY.fullmatch(how)
     if written is None:
         raise InputError(f"how '{how}' is unknown; give {', '.join(WAYS)}")
+    if how == "unmasked":
+        if layer or heads is not None:
+            raise InputError("unmasked is of all blocks and heads; give it without a block and a group")
+        masks = [Edit("mask", n, lambda length: length) for n in range(model.spec.blocks)]
+        return Edited(model, Change(how, lambda model, prepared, embeddings: masks, prefix=EVERY_KEY))
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
     if factor is not None and not 0 < factor < math.inf:
@@ -321,7 +328,7 @@ def _held(
 
 
 # Of which key a way is says the number behind its name.
-WAY = re.compile(r"(without|without-value|released|gain)(?:-([0-9]{1,7}))?|constant-sink|held-log-z")
+WAY = re.compile(r"(without|without-value|released|gain)(?:-([0-9]{1,7}))?|constant-sink|held-log-z|unmasked")
 CHANGES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "without": _without,
     "without-value": _without_value,

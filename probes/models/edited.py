@@ -29,7 +29,7 @@ class Change:
     `edits(model, prepared, embeddings)` gives the edits of a pass over these embeddings. `prepared(model)` makes, once for
     a model, what they need of passes; no watcher is told of those. `embedded(model, prepared, tokens)` is what block 0
     reads instead. `said` says in a few words what is changed, and is empty where results say it as `replacement`, which
-    changes of position 0 have.
+    changes of position 0 have. `prefix`: as in the `Spec` of the changed model.
     """
 
     said: str
@@ -37,6 +37,7 @@ class Change:
     prepared: Callable[[View], Any] = lambda model: None
     embedded: Callable[[View, Any, Tensor], Tensor] | None = None
     replacement: int | str | None = None
+    prefix: int | None = None
 
 
 @contextmanager
@@ -62,7 +63,9 @@ class Edited:
         self.device, self.dtype, self.offloaded = model.device, model.dtype, model.offloaded
         self.watching, self.norm, self.unembed = model.watching, model.norm, model.unembed
         self.output_weights, self.output_norm = model.output_weights, model.output_norm
-        if not continues(self.original):
+        if change.prefix is not None:
+            self.spec = replace(self.spec, prefix=change.prefix)
+        if not continues(self.original) or self.spec.prefix is not None:
             self.behind = None  # type: ignore[assignment, method-assign]
 
     @cached_property

@@ -78,34 +78,50 @@ Erasers: TypeAlias = dict[int, Eraser]  # by block
 
 
 def _estimated(
-    model: View, what: What, layers: Sequence[int], reference: Tensor, rank: int, seed: int, like: Erasers | None = None
+    model: View,
+    what: What,
+    layers: Sequence[int],
+    reference: Tensor,
+    rank: int,
+    seed: int,
+    at: slice,
+    like: Erasers | None = None,
 ) -> Erasers:
     """By block. A pass of the reference, block by block; at the blocks that are changed its streams are held together."""
     if what in CONTROLS:
-        like = like or _estimated(model, CONTROLS[what], layers, reference, rank, seed)
-    ranks = dict.fromkeys(layers, rank) | {at: one.rank for at, one in (like or {}).items()}
-    erasers: Erasers = {}
+        like = like or _estimated(model, CONTROLS[what], layers, reference, rank, seed, at)
+    ranks = dict.fromkeys(layers, rank) | {layer: one.rank for layer, one in (like or {}).items()}
+    erasers, z = Erasers(), log_position(reference.shape[1])[at.start - 1 : at.stop and at.stop - 1]
     blocks = model.trace(model.embed(reference[:1])).blocks
     parts = list(batches(range(len(reference)), model, reference.shape[1]))
     streams = torch.cat([model.embed(reference[some]) for some in parts])
     for layer in range(max(layers) + 1):
         if layer in layers:
-            eraser = _of_block(what, streams[:, 1:], ranks[layer], seed, layer)
+            eraser = _of_block(what, streams[:, at], z, ranks[layer], seed, layer)
             erasers[layer] = eraser = eraser.sized(like[layer].removed) if like else eraser
-            streams = torch.cat([streams[:, :1], eraser(streams[:, 1:])], 1)
+            streams = _within(at, eraser, streams)
         if layer < max(layers):
             streams = torch.cat([blocks[layer](streams[some[0] : some[-1] + 1]) for some in parts])
     return erasers
 
 
-def _of_block(what: What, streams: Float[Tensor, "prompt position d"], rank: int, seed: int, layer: int) -> Eraser:
+def _within(
+    at: slice, eraser: Eraser, streams: Float[Tensor, "prompt position d"]
+) -> Float[Tensor, "prompt position d"]:
+    changed = streams.clone()
+    changed[:, at] = eraser(streams[:, at])
+    return changed
+
+
+def _of_block(
+    what: What, streams: Float[Tensor, "prompt erased d"], z: Float[Tensor, " erased"], rank: int, seed: int, layer: int
+) -> Eraser:
     exact = double(streams)
     mean, half = exact.mean((0, 1)), len(exact) // 2
     around = exact - mean
     flat = around.flatten(0, 1)
     cov = flat.T @ flat / len(flat)
     if what in ("direction", "cosines"):
-        z = log_position(streams.shape[1] + 1)
         z = (cosines(z, seed) if what == "cosines" else z - z.mean()).to(cov)
         return Eraser(mean, *_direction(cov, z @ around.mean(0) / len(z)))
     if what == "means":
@@ -176,10 +192,11 @@ def erased(
     rank: int = RANK,
     seed: int = 0,
     like: Edited | None = None,
+    positions: tuple[int, int] | None = None,
 ) -> Edited:
     """The same model, in which blocks read the stream without what it knows of position; a view for every probe.
 
-    Every position but 0 is changed, each by itself.
+    Every position but 0 is changed, or some alone, each by itself.
 
     Args:
         model: any view; it is not changed.
@@ -193,6 +210,7 @@ def erased(
         seed: of the random subspaces and phases.
         like: for the controls, the view whose "means" ("random") or "direction" ("cosines") is erased at the same place, by
             the same reference and rank; without it that is estimated anew.
+        positions: first and last of those that are estimated on and changed, two or more, from 1 on; all others stay.
 
     Raises:
         InputError: no such erasure or block, a rank below 1, a negative seed, or a reference
@@ -209,9 +227,16 @@ def erased(
         raise InputError(
             f"reference has shape {list(reference.shape)}; give at least 2 prompts of at least 3 positions"
         )
+    if positions is not None and not 0 < positions[0] < positions[1] < reference.shape[1]:
+        raise InputError(
+            f"positions={positions} do not lie within 1 to {reference.shape[1] - 1}; give a first and a last"
+        )
     layers = check_where(model, layer)
+    at = slice(1, None) if positions is None else slice(positions[0], positions[1] + 1)
 
     def edits(model: View, erasers: Erasers, embeddings: Tensor) -> list[Edit]:
+        if positions is not None:
+            return [Edit("residual", layer, partial(_within, at, eraser)) for layer, eraser in erasers.items()]
         # Position 0 is put back. Behind a context there is none, and edits of one position act on the context alone.
         first: dict[int, Tensor] = {}
 
@@ -231,10 +256,14 @@ def erased(
 
     def prepared(model: View) -> Erasers:
         known = like.prepared if like is not None and like.before is model else None  # fresh weights have their own
-        return _estimated(model, what, layers, reference, rank, seed, known)
+        return _estimated(model, what, layers, reference, rank, seed, at, known)
 
     said = f"{what} erased at {'all blocks' if layer == 'all' else f'block {layers[0]}'}"
-    return Edited(model, Change(said, edits, prepared))
+    if positions is None:
+        return Edited(model, Change(said, edits, prepared))
+    view = Edited(model, Change(f"{said}, positions {positions[0]} to {positions[1]}", edits, prepared))
+    view.behind = None  # type: ignore[assignment, method-assign]  # a continuation has other places
+    return view
 
 
 def check_where(model: View, layer: Any) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from ..run.memory import block_numbers, parts
 from .behind import Past
 from .view import Attention, Edit, Spec, Watcher, never_fired
 
-SITES = ("residual", "query", "key", "value", "output", "logits")
+SITES = ("residual", "query", "key", "value", "output", "logits", "mask")
 # What transformers tells an attention function beside queries, keys and values. Any value of these says what is computed
 # (the fourth are gpt-oss's learned sink logits) or changes nothing, as positions have entered by rotation or addition
 # already, a pass begins at position 0, and the decoder decides what is kept or collected.
@@ -160,16 +160,26 @@ class Listening:
         return tensor
 
     def multiplied(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, **how: Any
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None = None,
+        prefix: Any = None,
+        **how: Any,
     ) -> Attention:
         """What a block's attention multiplies, keys and values repeated for query heads; a scale of None is c^-1/2."""
-        self.fired.add((layer, "logits"))
+        self.fired |= {(layer, "logits"), (layer, "mask")}
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         exact = query.shape[-1] ** -0.5 if scale is None else float(scale)
         changes = tuple(edit.function for edit in self.edits if (edit.layer, edit.site) == (layer, "logits"))
-        return Attention(query, key, value, exact, **how, reweigh=changes)
+        for edit in self.edits:
+            if (edit.layer, edit.site) == (layer, "mask"):
+                prefix = edit.function(query.shape[-2])
+        return Attention(query, key, value, exact, **how, reweigh=changes, prefix=prefix)
 
     def attended(self, layer: int, attention: Attention) -> None:
         """Keep what a block's attention multiplied, and tell it to the watcher, where that is asked for."""

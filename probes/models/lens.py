@@ -111,8 +111,8 @@ class LensView(HuggingFaceView):
                 attention: Any = self._blocks[layer].attn
                 block = _Heard(self.spec, attention, heard, layer)
                 hooks = {attention.v.hook_out: block.at("value", self.spec.kv_heads)}
-                if edited & {(layer, "output"), (layer, "logits")}:
-                    hooks[attention.o.hook_in] = block.mixed((layer, "logits") in edited)
+                if sites := {site for at, site in edited if at == layer} & {"output", "logits", "mask"}:
+                    hooks[attention.o.hook_in] = block.mixed(sites != {"output"})
                 if self.spec.positional[layer] != "rope":
                     hooks[attention.q.hook_out] = block.at("query", self.spec.heads)
                     hooks[attention.k.hook_out] = block.at("key", self.spec.kv_heads)

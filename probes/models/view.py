@@ -278,17 +278,18 @@ class Edit:
     """Change what flows: `function` receives the tensor at `site` of block `layer` and returns its replacement.
 
     `site` is "residual" (the stream the block reads, `[B, T, d]`), "query", "key", "value" (`[B, H, T, c]`, after rotation,
-    keys and values per key-value head), "output" (`sum_j A_ij v_j` of every head, `[B, H, T, c]`, before W_O), or "logits":
-    its function is a `Reweigh`. With `position` the function receives and changes that position alone.
+    keys and values per key-value head), "output" (`sum_j A_ij v_j` of every head, `[B, H, T, c]`, before W_O), "logits": its
+    function is a `Reweigh`, or "mask": it receives T and returns how many first keys every query sees. With `position` the
+    function receives and changes that position alone.
     """
 
-    site: Literal["residual", "query", "key", "value", "output", "logits"]
+    site: Literal["residual", "query", "key", "value", "output", "logits", "mask"]
     layer: int
     function: Callable[..., Any]
     position: int | None = None
 
     def __call__(self, tensor: Float[Tensor, "*rows position c"]) -> Float[Tensor, "*rows position c"]:
-        """What stands at the site after it; not for "logits"."""
+        """What stands at the site after it; not for "logits" and "mask"."""
         if self.position is None:
             return self.function(tensor)
         at = slice(self.position, self.position + 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -103,10 +104,15 @@ def controls(ds: xr.Dataset, place: str) -> tuple[Interval, Interval]:
     costs = ds["control_loss_change_by_prompt"].sel(place=place).transpose("prompt", "control").values
     loss = ds["loss_by_prompt"]
     own = (loss.sel(intervention=f"direction {place}") - loss.sel(intervention=NONE)).values
+    return beyond(own, costs, units(ds))
+
+
+def beyond(
+    own: Float[np.ndarray, " prompt"], costs: Float[np.ndarray, "prompt control"], unit: Int[np.ndarray, " prompt"]
+) -> tuple[Interval, Interval]:
+    """Where one more control would lie, and what `own` costs beyond these."""
     one = one_more(over_runs(costs.mean(0)))
-    more = jackknifed(
-        lambda some: float(some[:, 0].mean() - some[:, 1:].mean()), np.column_stack([own, costs]), units(ds)
-    )
+    more = jackknifed(lambda some: float(some[:, 0].mean() - some[:, 1:].mean()), np.column_stack([own, costs]), unit)
     reach = math.hypot(more.high - more.value, one.high - one.value)
     return one, Interval(more.value, more.value - reach, more.value + reach)
 

@@ -13,6 +13,7 @@ streams without encoding; the rest is ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,7 +36,7 @@ from ..consequences import RECALLED, check_recall, consequences, known_mean
 from ..leakage.compute import LAGS, band_coordinates, check
 from ..leakage.forms import resampling, splits
 from ..retrieval import retrieval
-from .ridge import TARGETS, Bands, bands_of, explained, trained
+from .ridge import TARGETS, Bands, Looked, bands_of, explained, looked_at, trained
 
 WHATS = ("means", "random", "direction")
 LIKE = {"random": "means", "cosines": "direction"}  # what a control is as large as
@@ -103,7 +104,7 @@ def decode(
     names = _interventions(model, erase)
     if erase:
         check_logits(model)
-    unit = _units(documents, count)
+    unit = units_of(documents, count)
     if length < 4:
         raise InputError(f"prompts of {length} positions leave too few behind position 0; give at least 4")
     if recall < 0 or recall % 4:
@@ -119,7 +120,7 @@ def decode(
         options["bands"] = None
     else:
         try:
-            smaller = min((_of(unit, half) for half in (0, 1)), key=len)
+            smaller = min((prompts_of(unit, half) for half in (0, 1)), key=len)
             options["bands"], options["lags"] = check(model, tokens[smaller], bands, lags)
         except InputError as error:
             if bands is not None:
@@ -131,10 +132,10 @@ def decode(
         except InputError as error:
             not_measured["recall"], options["recall"] = str(error), 0
     measured, pieces = bool(erase), pieces or Store()
-    halves = [[_of(unit, half, quarter) for quarter in (0, 1)] for half in (0, 1)]
+    halves = [[prompts_of(unit, half, quarter) for quarter in (0, 1)] for half in (0, 1)]
     whole, layers = part(progress, 0.0, READ if measured else 1.0), range(model.spec.blocks + 1)
     octaves = bands_of(length)
-    variables = _of_readers(_read(model, tokens, halves, layers, octaves, seed, pieces, whole), unit)
+    variables = of_readers(_read(model, tokens, halves, layers, octaves, seed, pieces, whole), unit)
     coords: dict[str, Any] = {"layer": layers, "octave": list(octaves)}
     if measured:
         outcomes, views = dict[str, Piece](), dict[tuple[Any, ...], Any]()
@@ -168,7 +169,7 @@ def _interventions(model: View, erase: Sequence[Where]) -> dict[str, dict[str, A
     return {NONE: {}} | {f"{what} {where}": {"what": what, "layer": where} for where, what in product(erase, WHATS)}
 
 
-def _units(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " prompt"]:
+def units_of(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " prompt"]:
     """The number of each prompt's document. Its bits say in which half it is, in which part of that, and so on."""
     if documents is not None and len(documents) != count:
         raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
@@ -179,7 +180,7 @@ def _units(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " pro
     return unit
 
 
-def _of(unit: Int[np.ndarray, " prompt"], *bits: int) -> list[int]:
+def prompts_of(unit: Int[np.ndarray, " prompt"], *bits: int) -> list[int]:
     """Prompts of a half of the documents, of a part of it, of a part of that."""
     return [n for n, number in enumerate(unit) if all(number >> place & 1 == bit for place, bit in enumerate(bits))]
 
@@ -205,9 +206,13 @@ def _read(
     report = Tally(progress, len(prompts) * (2 * len(chunks) + 1))
     retry = Retry(f"a prompt of {tokens.shape[1]} positions of '{view.identity.name}'", report)
 
+    def looked(some: range) -> Looked:
+        return partial(looked_at, view, tokens, some, seed, report)
+
     def fit(n: int) -> Piece:
         one, other = groups[n % 2]
-        return retry(lambda: trained(view, tokens, (one, other), chunks[n // 2], bands, seed, report))
+        some = chunks[n // 2]
+        return retry(lambda: trained(view, looked(some), (one, other), len(some), bands))
 
     pieces = store.each("fit", 2 * len(chunks), fit)
     readers = [
@@ -217,7 +222,7 @@ def _read(
     def tried(numbers: Sequence[int]) -> list[Piece]:
         some = [prompts[at] for at in numbers]
         by = [1 - group_of[n] for n in some]
-        r2 = retry(lambda: explained(view, tokens, some, readers, by, layers, bands, seed, report))
+        r2 = retry(lambda: explained(view, looked(layers), some, readers, by, len(layers), bands))
         return [{"r2": each} for each in r2]
 
     at_once = prompts_at_once(view, tokens.shape[1])
@@ -230,11 +235,11 @@ def chosen(r2: Float[np.ndarray, "prompt layer band"], unit: np.ndarray) -> Int[
     """The layer that each prompt is judged at: the best one on the documents of the other part of its half."""
     found = np.zeros((len(r2), r2.shape[-1]), dtype=int)
     for half, part_of in product((0, 1), (0, 1)):
-        found[_of(unit, half, part_of)] = r2[_of(unit, half, 1 - part_of)].mean(0).argmax(0)
+        found[prompts_of(unit, half, part_of)] = r2[prompts_of(unit, half, 1 - part_of)].mean(0).argmax(0)
     return found
 
 
-def _of_readers(r2: Float[np.ndarray, "prompt layer band target"], unit: np.ndarray) -> dict[str, tuple[Any, ...]]:
+def of_readers(r2: Float[np.ndarray, "prompt layer band target"], unit: np.ndarray) -> dict[str, tuple[Any, ...]]:
     said = "R^2 of log(1 + i) by ridge regression on the stream, documents held out"
     whole, within = (r2[..., TARGETS.index(name)] for name in TARGETS[1:])
     null = np.concatenate([whole[..., :1], within[..., 1:]], -1)  # all positions come first
@@ -281,10 +286,10 @@ def _outcome(
     sizes = {name: np.full((2, last + 1), np.nan) for name in SIZES}
     by_half: dict[str, list[np.ndarray]] = {"recall_log_p": [], "recall_exact": [], "residual": []}
     for half in (0, 1):
-        own, kept = _of(unit, half), pieces.within(f"half {half}")
+        own, kept = prompts_of(unit, half), pieces.within(f"half {half}")
         view: Any = model
         if how:
-            other = tokens[_of(unit, 1 - half)]
+            other = tokens[prompts_of(unit, 1 - half)]
             given = {"rank": options["rank"], "seed": options["seed"] + half}
             like = views.get((LIKE.get(how["what"]), how["layer"], half))
             views[how["what"], how["layer"], half] = view = erased(model, **how, **given, reference=other, like=like)
@@ -292,7 +297,7 @@ def _outcome(
         loss, kl = consequences(view, tokens[own], model if how else None, heard["loss"], pieces=kept)
         found["loss"][own] = known_mean(loss[:, 1:])  # over positions whose next token the head knows
         found["kl"][own] = 0.0 if kl is None else kl[:, 1:].mean(1)
-        quarters = [[_of(unit, half, quarter, eighth) for eighth in (0, 1)] for quarter in (0, 1)]
+        quarters = [[prompts_of(unit, half, quarter, eighth) for eighth in (0, 1)] for quarter in (0, 1)]
         every = dict([next(iter(bands_of(tokens.shape[1]).items()))])
         r2 = _read(view, tokens, quarters, range(last, last + 1), every, options["seed"], kept, heard["readers"])
         found["r2_last"][own] = r2[:, 0, 0, TARGETS.index("position")]
@@ -328,7 +333,7 @@ def _controls(
     count = options["controls"]
     loss, scale = np.zeros((count, len(tokens))), np.zeros((2, count))
     for n, (half, control) in enumerate(product((0, 1), range(count))):
-        own, other = _of(unit, half), _of(unit, 1 - half)
+        own, other = prompts_of(unit, half), prompts_of(unit, 1 - half)
         like, seed = views["direction", where, half], options["seed"] + control  # one function for both halves
         view = erased(model, "cosines", layer=where, reference=tokens[other], seed=seed, like=like)
         heard = part(progress, n / (2 * count), (n + 1) / (2 * count))

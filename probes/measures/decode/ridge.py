@@ -35,6 +35,9 @@ from ...run.store import Piece
 STRENGTHS = 10.0 ** np.arange(-9, 4)
 TARGETS = ("position", "shuffled", "shuffled within octaves")
 Bands: TypeAlias = Mapping[str, slice]  # rows of positions from 1 on, by the positions' name
+# (number of the layer, streams [prompt, position, d] from position 1 on, targets [prompt, position, target], first prompt)
+Look: TypeAlias = Callable[[int, Tensor, Tensor, int], None]
+Looked: TypeAlias = Callable[[Sequence[int], Look], None]  # calls it for streams of these prompts, some at a time
 
 
 def bands_of(length: int) -> Bands:
@@ -64,16 +67,13 @@ def targets(
 def looked_at(
     model: View,
     tokens: Int[Tensor, "prompt position"],
-    prompts: Sequence[int],
     layers: range,
     seed: int,
-    look: Callable[[int, Tensor, Tensor, int], None],
     report: Callable[[int], object],
+    prompts: Sequence[int],
+    look: Look,
 ) -> None:
-    """Call `look` with (number among these layers, streams [prompt, position, d], targets [prompt, position, two], start).
-
-    These are of as many prompts as go through the model together, the first of which is the one at `start`.
-    """
+    """`Looked` by a pass, of these layers: of as many prompts at a time as go through the model together."""
     length, start = tokens.shape[1], 0
     for some in batches(prompts, model, length):
         z = targets(length, some, seed, precise(model.device))
@@ -123,22 +123,16 @@ def error(
 
 
 def trained(
-    model: View,
-    tokens: Int[Tensor, "prompt position"],
-    halves: tuple[Sequence[int], Sequence[int]],
-    layers: range,
-    bands: Bands,
-    seed: int,
-    report: Callable[[int], object],
+    model: View, looked: Looked, halves: tuple[Sequence[int], Sequence[int]], count: int, bands: Bands
 ) -> Piece:
-    """Readers of these layers and bands, fitted on prompts in two parts of different documents.
+    """Readers of so many layers and these bands, fitted on prompts in two parts of different documents.
 
     Of strengths whose errors are equal the greatest is taken.
 
     Returns:
         `weights` [layer, band, target, d], `constant` [layer, band, target].
     """
-    rows, count, device = 1 + model.spec.width + len(TARGETS), len(layers), precise(model.device)
+    rows, device = 1 + model.spec.width + len(TARGETS), precise(model.device)
     parts = torch.zeros(2, count, len(bands), rows, rows, dtype=torch.float64, device=device)
     errors = torch.zeros(count, len(bands), len(TARGETS), len(STRENGTHS), dtype=torch.float64, device=device)
 
@@ -162,11 +156,11 @@ def trained(
                 errors[at, n] += error(weights[at, n], constants[at, n], x[own, band], z[own, band]).sum(0)
 
     prompts = [*halves[0], *halves[1]]
-    looked_at(model, tokens, prompts, layers, seed, add, report)
+    looked(prompts, add)
     if not torch.isfinite(parts).all():
         raise not_finite(model, "residual streams")
     readers = [fitted(parts[1]), fitted(parts[0])]  # fitted on one part, tried on the other
-    looked_at(model, tokens, prompts, layers, seed, partial(test, readers), report)
+    looked(prompts, partial(test, readers))
     best = len(STRENGTHS) - 1 - errors.flip(-1).argmin(-1)  # [layer, band, target]
     found = _at(best, *fitted(parts.sum(0)))
     found = _scaled([_at(best, *reader) for reader in readers], found, parts, errors.amin(-1))
@@ -217,14 +211,12 @@ def _scaled(
 
 def explained(
     model: View,
-    tokens: Int[Tensor, "prompt position"],
+    looked: Looked,
     prompts: Sequence[int],
     readers: Sequence[Piece],
     which: Sequence[int],
-    layers: range,
+    count: int,
     bands: Bands,
-    seed: int,
-    report: Callable[[int], object],
 ) -> Float[np.ndarray, "chosen layer band target"]:
     """R^2 on some prompts: 1 - left / sum over a prompt's positions of a band of (z - their mean)^2.
 
@@ -245,7 +237,7 @@ def explained(
             of_bands.append(1 - left / (truth - truth.mean(1, keepdim=True)).square().sum(1))
         found.append(torch.stack(of_bands, 2))
 
-    looked_at(model, tokens, prompts, layers, seed, look, report)
+    looked(prompts, look)
     # [batch of layers][reader, prompt, band, target]
-    each = [torch.stack(found[n : n + len(layers)], 2) for n in range(0, len(found), len(layers))]
+    each = [torch.stack(found[n : n + count], 2) for n in range(0, len(found), count)]
     return torch.cat(each, 1).cpu().numpy()[list(which), range(len(prompts))]
