@@ -1,7 +1,5 @@
 """Commands and programs as tests start them, where there is too little room, too, and what they leave behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -1,7 +1,5 @@
 """Damage that files of a model, texts and results can have: what is done to a working folder before a command runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Weights are drawn wide (standard deviation 0.5) and biases and norm weights are 
 all attention is uniform, and a missing soft-cap, a wrong rotation or a forgotten bias would go unseen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All of a model and of torch that a measurement could leave changed."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Configurations of models wide enough for a prediction of their fresh weights, and how far off it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import families

@@ -1,7 +1,5 @@
 """GGUF files of the families' small models, written with the `gguf` package as llama.cpp's converter writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

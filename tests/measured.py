@@ -1,7 +1,5 @@
 """What tests of the measurements share: prompts, views of every family, twins of what heads do, heads of known answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

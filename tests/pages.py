@@ -1,7 +1,5 @@
 """A folder of results such as `headwater report` leaves, of tiny random models, for the tests of the page."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention of random queries and keys under every mask, its logits by the twin, and how far rounding takes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import reference

@@ -1,7 +1,5 @@
 """Small models whose layers torch, or a caller, has quantized or adapted, and what plain layers make of their weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

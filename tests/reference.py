@@ -4,8 +4,6 @@ Here: curves, masks and sinks of keys, blocks and their Jacobians. Those of the 
 `reference_theory`, `reference_heads` and `reference_toys`.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

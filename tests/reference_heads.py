@@ -1,7 +1,5 @@
 """Slow twins of what heads do: sinks, what they write and how they react, leakage."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The slow twin of a block's step in the second-moment theory, one pair of positions at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Slow twins of the toys: a pass, what the best reader could know, walks; and of pretraining's bigram loss."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -3,8 +3,6 @@
 No supported family has them yet, so that blocks are made here from their parts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

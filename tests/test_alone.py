@@ -1,7 +1,5 @@
 """Two runs never write to one folder at once: the second is refused by name, and a killed one leaves no lock."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import contextmanager

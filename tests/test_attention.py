@@ -1,7 +1,5 @@
 """Columns, blocks and sums of patterns against full patterns in float64; and attention as watchers see it in a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A row is what follows a command, what the line must say, and what is done to the
 with a model; TEXT, a text for it; HERE, the folder of both; OUT, where results of an earlier run lie.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

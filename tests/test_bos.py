@@ -1,7 +1,5 @@
 """Position 0 swapped: what stands there, that nothing else changed, and what is reported before and after."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Uniform attention's averages: against exact fractions, integrals, and curves of known share of attention."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

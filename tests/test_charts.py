@@ -1,7 +1,5 @@
 """Figures: every one can be read whatever models are called, what forms draw, and what is saved or put into a page."""
 
-from __future__ import annotations
-
 import base64
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable

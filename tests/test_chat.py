@@ -1,7 +1,5 @@
 """Conversations as prompts: what a chat may be, the model's own template, how many and how long, what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Statements: every function both ways, real results end to end, missing ones, the table."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Profile and attention of one view, and agreement of curves of different lengths."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Two results held against each other: known factors, explicit loops, pairing, refusals, the command."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

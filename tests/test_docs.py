@@ -5,8 +5,6 @@ says "not run" and why. A block of `text` behind one is what it printed: words h
 which depend on the machine, need not, and lines may be left out.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import re
 import shlex

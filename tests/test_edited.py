@@ -1,7 +1,5 @@
 """Views of a changed model against changes made by hand, in double precision, on both backends and on toys."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

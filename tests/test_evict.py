@@ -1,7 +1,5 @@
 """Caches of the first and the last keys: against decoding token by token with a real cache."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

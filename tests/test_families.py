@@ -7,8 +7,6 @@ A row's small model is made of `families.small(name)`, with random weights, draw
 Blocks linearized from their parts are in `test_linear`.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from dataclasses import replace

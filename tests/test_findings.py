@@ -1,7 +1,5 @@
 """README and findings: each number with an interval stands in the table that it was taken from, which today's code makes."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib import import_module

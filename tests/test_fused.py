@@ -1,7 +1,5 @@
 """Attention with its log-sum-exp against full patterns in float64, written out query by query."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GGUF files: the model that was written is the one that is read, and what a reader drops is applied or refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

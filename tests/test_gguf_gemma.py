@@ -1,7 +1,5 @@
 """GGUF files of Gemma, which leave much to their readers: windows, rotations, scales, caps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import families

@@ -1,7 +1,5 @@
 """Public functions of a model take a name, a folder or a model in memory as well as a view."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import families

@@ -1,7 +1,5 @@
 """Headlines: numbers with their intervals by places, the registry, and what a new measure gets of itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

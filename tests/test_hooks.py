@@ -1,7 +1,5 @@
 """What callers have put on a model or around it: observers and compilers change nothing, adapters and hooks count."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

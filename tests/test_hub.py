@@ -1,7 +1,5 @@
 """Hub ids without a hub: what the cache holds, and a hub that does not answer."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 

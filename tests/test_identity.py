@@ -1,7 +1,5 @@
 """The weights' hash against its formula in whole numbers, what it has to tell apart, and how it is read on a device."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import weakref

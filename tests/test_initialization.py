@@ -1,7 +1,5 @@
 """Fresh weights: what rules of initialization mean, what they draw, what theory takes of them, where results name them."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Inspecting one text: what is measured, by algebra and by brute force; parts; what is shown; bad input; the command."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sensitivities against brute force, finite differences and algebra; sketches against what they promise."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Tests of intervals, and who counts for which population: on known answers."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

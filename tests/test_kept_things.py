@@ -3,8 +3,6 @@
 References are eager patterns of transformers and its own logits, of a model that is made anew where one module stands twice.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

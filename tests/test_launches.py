@@ -4,8 +4,6 @@ On a GPU each operation takes some 10 microseconds of the host, and a number tha
 Heads are thin, so that prompts can be long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Learned sink logits (gpt-oss): heads of known share, what they do to every measurement, and what experts share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

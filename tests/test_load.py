@@ -1,7 +1,5 @@
 """What names a model, and what is said about a name or a file that is no use."""
 
-from __future__ import annotations
-
 import logging as python_logging
 import shutil
 from functools import partial

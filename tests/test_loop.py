@@ -1,7 +1,5 @@
 """The one loop, by the measure with most units: what it writes, how it goes on after an interruption, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Toys beside models: what is measured, its layout, agreement, tables and sentences from the result alone, files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said of a mechanism's numbers: statements of known answers, counts, verdicts from intervals."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Notebooks: committed as they ran, fit to be read without running them, and still running from top to bottom."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

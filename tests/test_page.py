@@ -1,7 +1,5 @@
 """The page: what stands first, that its numbers are the results', that it needs nothing beside it and trusts nobody."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What flows through values and through scores, against twins that hold the pattern constant by themselves."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

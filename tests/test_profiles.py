@@ -1,7 +1,5 @@
 """Profiles that conditions are compared by: elasticity, geometric means over prompts, intervals over documents."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prompts: windows of real text, the first-token policy, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 
 import families

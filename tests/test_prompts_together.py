@@ -3,8 +3,6 @@
 That the numbers are those of one prompt after the other is what `test_second_device` compares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

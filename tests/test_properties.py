@@ -1,7 +1,5 @@
 """What algebra says about every model, whatever its weights: symmetries and causality, in float64."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Quantized models: numbers against plain layers with the dequantized weights, in float32; what cannot run is one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recall by depth: contexts of one shape, passes behind a context against plain ones, and models whose recall is known."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What `headwater report` measures, keeps and measures again, and the command itself."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Results: what they say about their making, round trips through files, damage, joining, folders of them, and tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """Roles of heads at the sink, what is sure of them, and what their reading does: twins, hooks and known answers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

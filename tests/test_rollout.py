@@ -1,7 +1,5 @@
 """Rollouts of attention patterns: products entry by entry, bounds and peaks; `test_toy_rollout` has patterns within them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """LongRoPE, whose rotations depend on the text's length, against transformers' plain passes; texts beyond the limit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Attention's kernels are written out there. Numbers differ by float32's rounding (6e-8), amplified by wide weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace

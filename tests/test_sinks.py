@@ -1,7 +1,5 @@
 """Sinks against full patterns in float64, reading on models of known answer, and what cannot be asked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

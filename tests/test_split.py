@@ -4,8 +4,6 @@ Blocks "on disk" are read when they run; "cpu" is at once main memory and the de
 are simulated (`sim`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache, partial

@@ -1,7 +1,5 @@
 """Intervals against samples whose truth is known: heavy-tailed, clustered, with few units."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The numbers that stand for a curve: against slow twins, known answers, and invariances."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The second-moment theory: its steps against slow twins and random draws, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

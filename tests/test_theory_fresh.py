@@ -1,7 +1,5 @@
 """The second-moment theory's predictions of fresh weights against measured Jacobians, and from configurations alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ids as tokenizers make them: what they put before a text, padding, and what is no tokenizer."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 

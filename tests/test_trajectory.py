@@ -1,7 +1,5 @@
 """Position 0's path: independence from later text, norms, massive activations and convergence against plain loops."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

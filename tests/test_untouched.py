@@ -1,7 +1,5 @@
 """The caller's model is what it was, after every probe, with hooks of the caller's own on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Windows within documents: which are read, how windows are spread over them, and where they begin."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
