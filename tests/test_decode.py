@@ -160,6 +160,24 @@ def plain_scaled(whole: Any, own: Any, found: Any, least: float, chosen: float) 
     return scale * w, float(z.mean() - scale * w @ x.mean(0))
 
 
+def plain_r2(x: np.ndarray, every: np.ndarray, unit: np.ndarray, rows: slice) -> np.ndarray:
+    """Of each prompt, in some rows, of streams [prompt, position, d] and targets [prompt, position]."""
+    by_prompt, z = np.zeros(len(x)), every[:, rows]
+    for half in (0, 1):
+        of = [[n for n in range(len(x)) if unit[n] % 2 == half and unit[n] // 2 % 2 == part] for part in (0, 1)]
+        sets = [
+            [(x[some][:, at].reshape(-1, x.shape[-1]), np.ravel(every[some][:, at])) for some in of]
+            for at in (slice(None), rows)
+        ]
+        (w, constant), least, _ = plain_reader(sets[1])
+        if z.shape[1] < x.shape[1]:  # an octave
+            w, constant = plain_scaled(*sets, (w, constant), least, plain_reader(sets[0])[2])
+        for n in np.flatnonzero(unit % 2 != half):
+            left = z[n] - np.clip(x[n, rows] @ w + constant, z[n].min(), z[n].max())
+            by_prompt[n] = 1 - np.sum(left**2) / np.sum((z[n] - z[n].mean()) ** 2)
+    return by_prompt
+
+
 def test_cross_fitted_readers_are_those_of_plain_loops(tmp_path, monkeypatch):
     model, tokens = toys.made(positional="learned", norm="rms", feed_forward=True), prompts(20)
     names = [f"d{n // 2}" for n in range(20)]
@@ -173,20 +191,7 @@ def test_cross_fitted_readers_are_those_of_plain_loops(tmp_path, monkeypatch):
         z = every[:, rows, target]
         assert np.allclose(np.sort(z[7]), np.log(1 + np.arange(1, LENGTH))[rows])
         for layer in range(toys.BLOCKS + 1):
-            by_prompt = np.zeros(20)
-            for half in (0, 1):
-                of = [[n for n in range(20) if unit[n] % 2 == half and unit[n] // 2 % 2 == part] for part in (0, 1)]
-                sets = [
-                    [(found[some, layer, at].reshape(-1, toys.WIDTH), np.ravel(every[some, at, target])) for some in of]
-                    for at in (slice(0, 11), rows)
-                ]
-                (w, constant), least, _ = plain_reader(sets[1])
-                if octave:
-                    w, constant = plain_scaled(*sets, (w, constant), least, plain_reader(sets[0])[2])
-                for n in range(20):
-                    if unit[n] % 2 != half:
-                        left = z[n] - np.clip(found[n, layer, rows] @ w + constant, z[n].min(), z[n].max())
-                        by_prompt[n] = 1 - np.sum(left**2) / np.sum((z[n] - z[n].mean()) ** 2)
+            by_prompt = plain_r2(found[:, layer], every[..., target], unit, rows)
             assert float(ds[variable][layer, octave]) == pytest.approx(by_prompt.mean(), abs=1e-6)
             if variable == "r2":
                 np.testing.assert_allclose(ds.r2_by_prompt[:, layer, octave], by_prompt, atol=1e-6)

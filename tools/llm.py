@@ -150,7 +150,7 @@ pairs-72/retrieval     {SMOLLM2} --pairs 72 --keys apart --digits 4 --contexts 2
 arms/horizon           {SMOLLM2} --prompts 48 --length 256 --every 6 --arms all --initialization smollm2-135m
 arms/horizon           {GEMMA} --prompts 48 --length 256 --every 6 --arms all --initialization 0.02
 t1024/horizon          {SMOLLM2} --prompts 24 --length 1024 --every 10
-erased/horizon         {SMOLLM2} --prompts 48 --length 256 --every 10 --erase 48
+erased/horizon         {SMOLLM2} --prompts 24 --length 256 --every 10 --erase 24
 code/jacobian          {SMOLLM2} --conditions pretrained --prompts 16 --products 32 --text code
 im-start/sinks         {SMOLLM2} --prompts 64 --length 256 --first 1
 im-start/leakage       {SMOLLM2} --prompts 512 --length 128 --first 1
