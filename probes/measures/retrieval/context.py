@@ -53,18 +53,14 @@ def log_distance(ds: xr.Dataset) -> Float[np.ndarray, " depth"]:
     return np.log(ds.attrs["query"] - ds["place"].values)
 
 
-def known(ds: xr.Dataset) -> Float[np.ndarray, "depth covariate"]:
-    """What is taken out: a constant, log distance, log position."""
-    return np.column_stack([np.ones(ds.sizes["depth"]), log_distance(ds), np.log(ds["place"].values)])
-
-
 def if_enough(found: Interval, unit: np.ndarray) -> Interval:
     """Without ends where there are fewer than `FEWEST` units."""
     return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
 
 
-def given(known: Float[np.ndarray, "depth covariate"]) -> Correlation:
-    """The correlation of two curves' ranks with linear parts taken out of both; NaN where nothing is left of one."""
+def given(ds: xr.Dataset) -> Correlation:
+    """Of two curves' ranks, log distance and log position taken out of both; NaN where nothing is left of one."""
+    known = np.column_stack([np.ones(ds.sizes["depth"]), log_distance(ds), np.log(ds["place"].values)])
 
     def partial(a: np.ndarray, b: np.ndarray) -> float:
         ranks = np.column_stack([rankdata(a), rankdata(b)])
@@ -83,7 +79,7 @@ def follows(ds: xr.Dataset, profile: str) -> tuple[Interval, ShiftNull]:
     """
     gain, unit = ds["gain"].values, couples(ds)
     plain = profile == "log_distance"
-    correlation: Correlation = spearman if plain else given(known(ds))
+    correlation: Correlation = spearman if plain else given(ds)
     curves = np.atleast_2d(log_distance(ds) if plain else ds[profile].values)  # [sample, depth]
 
     def z(some: Float[np.ndarray, "context depth"], of: Float[np.ndarray, "sample depth"]) -> float:
@@ -113,7 +109,7 @@ def reliability(ds: xr.Dataset, name: str) -> float:
     halves = [
         np.isin(unit, draw.permutation(number)[: len(number) // 2]) for _ in range(SPLITS if len(number) > 1 else 0)
     ]
-    found = [given(known(ds))(mean(values[half]), mean(values[~half])) for half in halves]
+    found = [given(ds)(mean(values[half]), mean(values[~half])) for half in halves]
     r = float(np.mean(found)) if found else math.nan
     return float(np.maximum(0, 2 * r / (1 + r)))  # NaN stays
 
@@ -191,7 +187,7 @@ def pooled(cells: Mapping[str, xr.Dataset]) -> Pooled | None:
         return None
     depths = cells[next(iter(sure))].sizes["depth"]
     same = [cells[name] for name in sure if cells[name].sizes["depth"] == depths]
-    curves = [(ds["gain"].values.mean(0), typical(ds["norm_profile"].values), given(known(ds))) for ds in same]
+    curves = [(ds["gain"].values.mean(0), typical(ds["norm_profile"].values), given(ds)) for ds in same]
     rho = [
         [[of(gain, norm) for _, norm, _ in curves] for gain, _, of in curves],  # [cell, whose profile]
         [shifted(*one) for one in curves],  # [cell, shift]
