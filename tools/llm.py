@@ -246,7 +246,12 @@ def in_context(folder: Path = OUT / "context") -> None:
     """What all models and forms together say of sensitivity in context."""
     forms = dict.fromkeys(step.folder for step in STEPS if step.folder.startswith("context"))
     found = {form: results_in(OUT / form, "retrieval") for form in forms}
-    cells = {f"{name}, {form}": of[name] for name in STEMS for form, of in found.items() if name in of}
+    cells = {
+        f"{name}, {form.partition('/')[0].partition('-')[2] or 'alike'}": of[name]
+        for name in STEMS
+        for form, of in found.items()
+        if name in of
+    }
     if not cells:
         return
     said = {name: statements(ds) for name, ds in cells.items()}

@@ -137,8 +137,10 @@ def slopes(cells: Sequence[xr.Dataset]) -> dict[str, Interval]:
             sums += (left * left[1]).reshape(2, -1).sum(1)
         return float(sums[0] / sums[1]) if sums[1] > 0 else math.nan
 
-    number = np.unique(np.concatenate([couples(ds, "traced") for ds in cells]))
-    return {of: if_enough(jackknifed(lambda kept, of=of: slope(kept, of), number, number), number) for of in parts}
+    number = {of: np.unique(np.concatenate([unit for *_, unit in some])) for of, some in parts.items()}
+    return {
+        of: if_enough(jackknifed(lambda kept, of=of: slope(kept, of), some, some), some) for of, some in number.items()
+    }
 
 
 class Pooled(NamedTuple):
