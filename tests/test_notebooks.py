@@ -21,6 +21,7 @@ SHOWING = {"display", "print", "show"}
 # What the run from top to bottom replaces, besides the number of products, so that it takes seconds: sizes, and nothing
 # else. What the committed outputs show is of the sizes in the file; HEADWATER_FULL_NOTEBOOKS=1 runs those.
 SMALLER = {
+    "11-how-far-position-reaches": "n=48, length=64 > n=8, length=16",
     "1-birth-and-training": "n=2, length=128 > n=1, length=24 | LENGTH, PROMPTS = 128, 3 > LENGTH, PROMPTS = 24, 1"
     " | n=2 > n=1",
     "2-sink-reading-heads": "n=8, length=96 > n=2, length=32 | starts=24 > starts=8 | effect_prompts=4 > effect_prompts=1"
