@@ -292,6 +292,20 @@ def _effect(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
     return xr.DataArray(np.stack(ends, -1), coords, ("set", "arm", "block", "estimate"))
 
 
+def _at_block(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
+    """[set, arm, estimate] of an outcome, from the block on at which the loss is tested."""
+    block = judged(ds)[LOSS, str(ds["set"].values[0])][0]
+    return _effect(ds, outcome=outcome).sel(block=block, drop=True)
+
+
+def _recalled(ds: xr.Dataset) -> xr.DataArray:
+    """[arm, estimate] of recall of other pairs than the first, each at the block that other couples chose."""
+    if REST not in outcomes(ds):
+        raise KeyError(REST)
+    rows = [list(recalled(ds, arm)[1][:3]) for arm in ARMS]
+    return xr.DataArray(rows, {"arm": list(ARMS), "estimate": list(ESTIMATE)}, ("arm", "estimate"))
+
+
 def _way(found: Interval, sure: bool) -> str:
     if not sure:
         return "undecided"
@@ -415,10 +429,11 @@ MEASURE = Measure(
         Headline("interaction (nat)", _interaction, form="+.3g"),
         *(
             Headline(
-                f"change of {name}{'' if name in EXACT else ' (nat)'}", partial(_effect, outcome=name), form="+.3g"
+                f"change of {name}{'' if name in EXACT else ' (nat)'}", partial(_at_block, outcome=name), form="+.3g"
             )
             for name in (LOSS, *OF_LISTS, *EXACT, COPY)
         ),
+        Headline(f"change of {REST}, block chosen on other couples (nat)", _recalled, form="+.3g"),
     ),
     answer=answer,
     tables=tables,
