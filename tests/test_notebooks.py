@@ -36,6 +36,7 @@ SMALLER = {
     "8-a-previous-token-head": '"steps": 3000, "test": 512 > "steps": 1500, "test": 64',
     "9-position-bias-in-context": '"steps": 200, "tests": 200 > "steps": 5, "tests": 20',
     "10-sensitivity-in-context": "",
+    "12-brake-and-bias": "n=8, length=64 > n=2, length=24",
     "theory": "draws=300 > draws=20 | range(32) > range(4) | (1, 4, 32) > (1, 2, 4) | ratio[32:96] > ratio[8:24]"
     " | WIDTH, BLOCKS, LENGTH, SEEDS = 128, 6, 64, 6 > WIDTH, BLOCKS, LENGTH, SEEDS = 32, 3, 32, 2"
     " | n=2, length=128 > n=1, length=32",

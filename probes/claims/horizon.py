@@ -27,7 +27,7 @@ def octave_of(ds: xr.Dataset, octave: str) -> Interval:
     rule=f"R² of log(1 + i) (block chosen on other documents) is below {STILL:g} in every octave from {BEHIND}",
 )
 def _(ds: xr.Dataset) -> Told | None:
-    """Absolute position is readable up to some 60 tokens; from 128 on the stream no longer carries it."""
+    """From position 128 on the stream no longer carries absolute position."""
     octaves = [octave for octave in map(str, ds["octave"].values[1:]) if int(octave.partition("-")[0]) >= BEHIND]
     found = {octave: octave_of(ds, octave) for octave in octaves}
     words = ", ".join(f"R² {told(one)} at {octave}" for octave, one in found.items())
@@ -40,7 +40,7 @@ def _(ds: xr.Dataset) -> Told | None:
     rule=f"in the last octave of a text, or of one twice as long, R² is below {READ:g}; fails where both are above",
 )
 def _(kinds: Results) -> Told:
-    """The horizon of absolute position does not scale with the length of the text."""
+    """The reading of absolute position ends before a text of 512 tokens does, or before one of 1,024."""
     lengths = [kinds[kind].sel(arm=[AS_IT_IS]) for kind in ("horizon", AT_ANY_LENGTH)]
     last = [octave_of(ds, str(ds["octave"].values[-1])) for ds in lengths]
     reach = [float(horizons(ds).sel(estimate="value")[0]) for ds in lengths]

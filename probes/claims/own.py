@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import xarray as xr
 
 from ..measures.retrieval.context import MARGIN, SLOPES, pooled, slopes
-from ..measures.sink_factorial import ARMS, LOSS, SETS, beyond, judged, recalled
+from ..measures.sink_factorial import ARMS, LOSS, REST, SETS, at_block, beyond, judged
 from ..results.curves import ShiftNull
+from ..results.statistics import Interval
 from .evidence import cells, real
 from .ledger import Source
 from .rules import Told, above, below, beside_null, nothing, told
@@ -36,18 +37,23 @@ def less_than_control(ds: xr.Dataset, control: str) -> Told:
 
 
 for name, control, claim in (
-    ("brake-by-query", "constant gain", "That they do is due to the brake by query, not to louder heads."),
-    ("brake-of-the-sink", "key 1", "That they do is particular to position 0: key 1 shows less of it."),
+    ("brake-by-query", "constant gain", "That they do is due to the brake by query: louder heads show less of it."),
+    (
+        "brake-of-the-sink",
+        "key 1",
+        "That they do is particular to position 0: key 1, of little weight, shows less of it.",
+    ),
 ):
     rule = f"{AT}, less that of the control '{control}', below 0"
     controlled(name, claim=claim, rule=rule, control=control)(less_than_control)
 
 
-@own("brake-off-helps-recall", rule="log p of other pairs than the first, block chosen on other couples: rises")
+@own("brake-off-helps-recall", rule="change of log p of other pairs than the first, at the loss's block, above 0")
 def _(ds: xr.Dataset) -> Told:
     """With the brake of position 0 off a model recalls more of a list than as it is."""
-    block, found = recalled(ds, ARMS[1])
-    return f"{told(found, '+.3g')} nat from block {block} on", above(found, 0)
+    block, found = judged(ds)[LOSS, next(iter(SETS))][0], at_block(ds, outcome=REST).sel(arm=ARMS[1]).isel(set=0)
+    change = Interval(*found.values)._replace(freedom=ds.sizes["list"] // 2 - 1)
+    return f"{told(change, '+.3g')} nat from block {block} on", above(change, 0)
 
 
 # --------------------------------------------------------------------------------------------- sensitivity in context
@@ -82,7 +88,11 @@ def slope_above(by_kind: Mapping[str, xr.Dataset], of: str) -> Told:
 
 for short, name, claim in (
     ("sensitivity-within", "within", "At one depth, lists behind which the norm is larger there are recalled better."),
-    ("sensitivity-shocks", "shocks", "Where an arm of the sink's factorial raises the norm, it raises recall."),
+    (
+        "sensitivity-shocks",
+        "shocks",
+        "Given list and shock, lines whose norm rises more are recalled better.",
+    ),
 ):
     rule = f"slope on the log norm, over couples of all forms, above 0: {SLOPES[name]}"
     context(short, claim=claim, rule=rule, of=name)(slope_above)

@@ -272,7 +272,10 @@ def beyond(ds: xr.Dataset, control: str) -> Interval:
 
 
 def recalled(ds: xr.Dataset, arm: str = "brake off") -> tuple[int, Interval]:
-    """(block, change of log p of other pairs than the first by an arm there), the block chosen on other couples."""
+    """(block, change of log p of other pairs than the first by an arm there), the block chosen on other couples.
+
+    Where it changes most, to either side, which says nothing of other blocks.
+    """
     changes, unit = outcomes(ds)[REST]
     block, found = at_chosen(changes.sel(arm=arm).isel(set=0).values, unit)
     return int(ds["block"].values[block]), found
@@ -292,7 +295,7 @@ def _effect(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
     return xr.DataArray(np.stack(ends, -1), coords, ("set", "arm", "block", "estimate"))
 
 
-def _at_block(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
+def at_block(ds: xr.Dataset, *, outcome: str) -> xr.DataArray:
     """[set, arm, estimate] of an outcome, from the block on at which the loss is tested."""
     block = judged(ds)[LOSS, str(ds["set"].values[0])][0]
     return _effect(ds, outcome=outcome).sel(block=block, drop=True)
@@ -309,7 +312,7 @@ def _recalled(ds: xr.Dataset) -> xr.DataArray:
 def _way(found: Interval, sure: bool) -> str:
     if not sure:
         return "undecided"
-    return "costs less together than one by one" if found.value < 0 else "costs more together than one by one"
+    return f"costs {'less' if found.value < 0 else 'more'} together than the sum of each alone"
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -321,9 +324,9 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         told = interval(*found[:3], form="+.3g")
         line = f"{model}: from block {block} on the interaction on the loss is {told} nat, {_way(found, sure)}"
         if "recall_change" in ds:
-            at, change = recalled(ds)
-            line += f"; with the brake off from block {at} on, recall of other pairs than the first changes by "
-            line += f"{interval(*change[:3], form='+.3g')} nat"
+            change = at_block(ds, outcome=REST).sel(arm="brake off").isel(set=0).values
+            line += "; with the brake off there, recall of other pairs than the first changes by "
+            line += f"{interval(*change, form='+.3g')} nat"
         lines.append(line + ".")
     return lines
 
@@ -429,7 +432,7 @@ MEASURE = Measure(
         Headline("interaction (nat)", _interaction, form="+.3g"),
         *(
             Headline(
-                f"change of {name}{'' if name in EXACT else ' (nat)'}", partial(_at_block, outcome=name), form="+.3g"
+                f"change of {name}{'' if name in EXACT else ' (nat)'}", partial(at_block, outcome=name), form="+.3g"
             )
             for name in (LOSS, *OF_LISTS, *EXACT, COPY)
         ),
