@@ -350,7 +350,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
 
 
 CAPTION = "95 % over documents and couples of lists."
-OF_ARMS = f"Changes by an arm from the block on whose number stands beside it; {CAPTION}"
+OF_ARMS = f"Changes by an arm from a block on, dark blocks are late ones; {CAPTION}"
 LOOKS = {"bias off": "s", "brake off": "^", "both off": "o"}
 
 
@@ -368,7 +368,6 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
                 cell.annotate("", (x[0], y[0]), (0, 0), arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.35})
                 bars: Any = {"xerr": [[x[0] - x[1]], [x[2] - x[0]]], "yerr": [[y[0] - y[1]], [y[2] - y[0]]]}
                 label = arm if n == len(ds["block"]) - 1 else None
-                cell.annotate(str(block), (x[0], y[0]), (3, 3), textcoords="offset points", fontsize=6.5, color=color)
                 cell.errorbar(x[0], y[0], **bars, fmt=marker, color=color, markersize=4.5, elinewidth=0.9, label=label)
         for line in (cell.axhline, cell.axvline):
             line(0, color=GREY, linewidth=0.8, zorder=1)

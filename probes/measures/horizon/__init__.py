@@ -183,7 +183,8 @@ class Options(options.Options):
 
     def values(self) -> dict[str, Any]:
         """As `horizon` takes them."""
-        return vars(self) | {"arms": ARMS if self.arms == "all" else [arm.strip() for arm in self.arms.split(",")]}
+        arms = ARMS if self.arms == "all" else tuple(arm.strip() for arm in self.arms.split(","))
+        return vars(self) | {"arms": arms}
 
 
 MEASURE = Measure(
