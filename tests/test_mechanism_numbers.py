@@ -122,6 +122,10 @@ def test_partial_correlations_over_depth_resample_both_curves():
     wave = ds.assign(gain=ds["gain"] + 3 * np.sin(ds["depth"]))
     assert context.reliability(wave, "gain") > 0.95
     assert context.reliability(ds, "gain") < 0.7  # noise about log distance
+    shared = ds.assign(norm_profile=(("traced", "depth"), np.exp(3 * gain)))  # the same lists' noise in both
+    assert context.follows(shared, "norm_profile")[0].value > 0.99 > 0.7 > context.crosswise(shared)
+    both = wave.assign(norm_profile=ds["norm_profile"] * np.exp(3 * np.sin(ds["depth"])))
+    assert context.crosswise(both) > 0.9
 
 
 def test_slopes_are_those_of_regressions_on_dummies():

@@ -40,7 +40,7 @@ PROFILES = {
 FEWEST = 6  # couples, for an interval of what the mechanism tells
 CLOSEST = 0.999999  # Fisher's z of a correlation of 1 is infinite
 MARGIN = 0.3  # a partial correlation that is smaller counts as none
-DRAWS, SPLITS = 10_000, 200  # of nulls over all cells; halves of couples
+DRAWS, SPLITS = 10_000, 200  # of profiles dealt to cells; halves of couples
 SLOPES = {  # of recall on the log norm, in nat, by name
     "within": "gain, given list and depth",
     "shocks": "log p under shocks, given list and shock",
@@ -98,19 +98,30 @@ def follows(ds: xr.Dataset, profile: str) -> tuple[Interval, ShiftNull]:
     return if_enough(turned_into(math.tanh, found), unit), shift_null(gain.mean(0), typical(curves), correlation)
 
 
+def crosswise(ds: xr.Dataset, name: str = "gain", other: str = "norm_profile") -> float:
+    """Partial correlation of a curve in half of the couples with one in the other half, mean over random halves.
+
+    Curves of the same lists share their noise; these do not.
+    """
+
+    def curve(of: str, kept: np.ndarray) -> np.ndarray:
+        values = ds[of].values[np.isin(couples(ds, str(ds[of].dims[0])), kept)]
+        return typical(values) if of == "norm_profile" else values.mean(0)
+
+    draw, number, partial = np.random.default_rng(0), np.unique(couples(ds, "traced")), given(ds)
+    found = []
+    for _ in range(SPLITS if len(number) > 1 else 0):
+        half, rest = np.split(draw.permutation(number), [len(number) // 2])
+        found.append(partial(curve(name, half), curve(other, rest)))
+    return float(np.mean(found)) if found else math.nan
+
+
 def reliability(ds: xr.Dataset, name: str) -> float:
-    """Partial correlation of "gain" or "norm_profile" in halves of the couples, mean over random ones, for the whole.
+    """Partial correlation of "gain" or "norm_profile" with itself by `crosswise`, for all couples instead of half of them.
 
     By the formula of Spearman and Brown; 0 where halves do not agree.
     """
-    values, unit = ds[name].values, couples(ds, str(ds[name].dims[0]))
-    mean = typical if name == "norm_profile" else lambda some: some.mean(0)
-    draw, number = np.random.default_rng(0), np.unique(unit)
-    halves = [
-        np.isin(unit, draw.permutation(number)[: len(number) // 2]) for _ in range(SPLITS if len(number) > 1 else 0)
-    ]
-    found = [given(ds)(mean(values[half]), mean(values[~half])) for half in halves]
-    r = float(np.mean(found)) if found else math.nan
+    r = crosswise(ds, name, name)
     return float(np.maximum(0, 2 * r / (1 + r)))  # NaN stays
 
 
@@ -148,7 +159,7 @@ class Pooled(NamedTuple):
 
     z: Interval  # Fisher's, of the mean over the population of cells
     between: float  # standard deviation of z between cells
-    shifts: float  # p of the mean z where each cell's profile is turned by itself
+    shifts: float  # p of the mean z where all cells' profiles are turned alike
     exchanged: float  # mean correlation with other cells' profiles
     exchanges: float  # p of the mean z where profiles are dealt to other cells
 
@@ -180,8 +191,8 @@ def random_effects(found: Sequence[Interval]) -> tuple[Interval, float]:
 def pooled(cells: Mapping[str, xr.Dataset]) -> Pooled | None:
     """Of cells whose partial correlation has an interval; None of fewer than two such cells.
 
-    Nulls are over cells with as many depths as the first: each one's profile turned as in `shift_null`, every one by a
-    random number of places; and the profiles of all dealt out to all at random.
+    Nulls are over cells with as many depths as the first: their profiles turned as in `shift_null`, all by the same number
+    of places, since cells share the shape of their curves; and the profiles of all dealt out to all at random.
     """
     rhos = {name: follows(ds, "norm_profile")[0] for name, ds in cells.items()}
     sure = {name: turned_into(math.atanh, rho) for name, rho in rhos.items() if np.isfinite(rho[:3]).all()}
@@ -196,13 +207,10 @@ def pooled(cells: Mapping[str, xr.Dataset]) -> Pooled | None:
     ]
     each, turned = (np.arctanh(np.nan_to_num(np.array(x)).clip(-CLOSEST, CLOSEST)) for x in rho)
     draw, own, real = np.random.default_rng(0), np.arange(len(same)), each.trace() / len(same)
-    nulls = (
-        turned[own, draw.integers(turned.shape[1], size=(DRAWS, len(same)))].mean(1),
-        np.array([each[own, draw.permutation(own)].mean() for _ in range(DRAWS)]),
-    )
-    p = [float((1 + (np.abs(null) >= abs(real) - 1e-12).sum()) / (1 + DRAWS)) for null in nulls]
+    dealt = np.append(real, [each[own, draw.permutation(own)].mean() for _ in range(DRAWS)])
+    shifts, exchanges = (float((np.abs(null) >= abs(real) - 1e-12).mean()) for null in (turned.mean(0), dealt))
     others = (each.sum() - each.trace()) / max(1, each.size - len(same))
-    return Pooled(*random_effects([*sure.values()]), p[0], math.tanh(others), p[1])
+    return Pooled(*random_effects([*sure.values()]), shifts, math.tanh(others), exchanges)
 
 
 def answers(cells: Mapping[str, xr.Dataset]) -> list[str]:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from ...results.statistics import Interval, couples, jackknife, jackknifed
 from ...results.ushape import SHORTEST, middle_of, shape_over
-from .context import PROFILES, SLOPES, UNKNOWN, follows, if_enough, log_distance, reliability, slopes
+from .context import PROFILES, SLOPES, UNKNOWN, crosswise, follows, if_enough, log_distance, reliability, slopes
 
 TROUGHS = 1000  # resamples for where recall is lowest
 SLOPE = "slope on the log norm of "
@@ -84,6 +84,9 @@ def statements(ds: xr.Dataset) -> dict[str, Interval]:
         alone = {f"{said}, {of}": UNKNOWN._replace(value=value) for of, value in zip(SHIFTS, null, strict=True)}
         found |= {said: rho} | alone
     if "norm_profile" in ds:
+        found["the same, gain of half of the lists with the norm behind the other half"] = UNKNOWN._replace(
+            value=crosswise(ds)
+        )
         for name, said in {"gain": "gain", "norm_profile": PROFILES["norm_profile"]}.items():
             found[f"reliability of what is left of {said}"] = UNKNOWN._replace(value=reliability(ds, name))
         found |= {SLOPE + SLOPES[name]: of for name, of in slopes([ds]).items()}
