@@ -59,6 +59,7 @@ INTERVENTIONS = (
 HELD = (
     ",held-log-z"  # not of Qwen, whose weights overflow when log Z is held: its logits reach far above any normal sum
 )
+ARMS = "'as it is,sink held,hidden,second sink,unmasked,fresh'"  # of Qwen, for the same reason
 NO_PROFILE = "--length 128 --profile-prompts 0 --bands 9-31,32-127"
 # One ladder of difficulty: 36 pairs with different keys; where a model recalls nine in ten of them, keys that resemble
 # each other. `retrieval` holds a model's first rung that it does not pass, the variants hold all.
@@ -149,8 +150,12 @@ json/retrieval         {SMOLLM2} {APART} --contexts 24 --template json
 pairs-72/retrieval     {SMOLLM2} --pairs 72 --keys apart --digits 4 --contexts 24
 arms/horizon           {SMOLLM2} --prompts 48 --length 256 --every 6 --arms all --initialization smollm2-135m
 arms/horizon           {GEMMA} --prompts 48 --length 256 --every 6 --arms all --initialization 0.02
+arms/horizon           {QWEN} --prompts 32 --length 256 --every 6 --arms {ARMS} --initialization qwen2.5
 t1024/horizon          {SMOLLM2} --prompts 24 --length 1024 --every 10
+t1024/horizon          {GEMMA} --prompts 24 --length 1024 --every 6
+t2048/horizon          {SMOLLM2} --prompts 24 --length 2048 --every 10
 erased/horizon         {SMOLLM2} --prompts 24 --length 256 --every 10 --erase 24
+erased/horizon         {GEMMA} --prompts 24 --length 256 --every 6 --erase 24
 code/jacobian          {SMOLLM2} --conditions pretrained --prompts 16 --products 32 --text code
 im-start/sinks         {SMOLLM2} --prompts 64 --length 256 --first 1
 im-start/leakage       {SMOLLM2} --prompts 512 --length 128 --first 1
