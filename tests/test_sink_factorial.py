@@ -69,3 +69,18 @@ def test_what_cannot_be_measured_is_refused(model):
         bad: dict[str, Any] = {"sets": ["key 2"], "blocks": [6], "copies": 3, "lists": 3}
         with refused(says):
             sink_factorial(model, tokens, **{"lists": 0, given: bad[given]})
+
+
+def test_a_second_sink_is_the_first_token_once_more(model):
+    """Its arms act on the key at the place, of prompts whose token there is put, which is no target."""
+    tokens = probes.prompts(model, n=3, length=24)
+    found, there = sink_factorial(model, tokens, blocks=[1], lists=0, place=10), tokens.clone()
+    there[:, 10] = there[:, 0]
+    counted = np.delete(np.arange(1, 23), 8)  # the loss of position 9 is that of the token at 10
+    plain = consequences(model, there)[0][:, counted].mean(1)
+    close(found.loss_before, plain, 1e-9)
+    for arm, word in zip(ARMS, ("without-value-10@1", "released-10@1", "without-10@1"), strict=True):
+        changed = consequences(probes.edited(model, word), there)[0][:, counted].mean(1) - plain
+        close(found.loss_change.sel(set="second sink", arm=arm, block=1), changed, 1e-9, 1e-12)
+    with refused("place=23 goes without lists, and is 2 to 22 in these prompts"):
+        sink_factorial(model, tokens, blocks=[1], lists=0, place=23)

@@ -51,6 +51,7 @@ SETS = {  # words of `probes.edited`, of each arm; the first is the claim's, the
     "mean value": ("value-mean", "released", "released+value-mean"),
     "random value": ("value-random", "released", "released+value-random"),
 }
+SECOND = ("without-value-{0}", "released-{0}", "without-{0}")  # of a second sink at a place
 LOSS, FIRST, REST, COPY = "loss", "log p, first pair", "log p, other pairs", "loss of a copy"
 OF_LISTS = (FIRST, REST)
 EXACT = ("exact, first pair", "exact, other pairs")  # shown beside them, not judged
@@ -75,6 +76,7 @@ def sink_factorial(
     keys: Keys = "apart",
     asked: int = 12,
     copies: int = 0,
+    place: int | None = None,
     seed: int = 0,
     documents: Sequence[str] | None = None,
     pieces: Store | None = None,
@@ -91,6 +93,7 @@ def sink_factorial(
         pairs, keys: of these lists, as in `probes.retrieval`; they begin as the prompts do.
         asked: pairs of each list that are asked for, evenly spaced, the first one among them.
         copies: prompts, the first ones, of which the loss on a second copy of their first half is measured, too.
+        place: at which the token of position 0 stands once more in all prompts; adds the set "second sink". Without lists.
         seed: of the lists and of random values.
         documents: what each prompt is a window of.
         pieces: where finished parts are kept for an interrupted call.
@@ -117,10 +120,16 @@ def sink_factorial(
         raise InputError(f"copies={copies} is out of range; give 0 to {most}, the prompts of 4 tokens or more")
     check_tokens(model, tokens)
     check_logits(model)
+    if place is not None:
+        if lists or not 1 < place < tokens.shape[1] - 1:
+            raise InputError(f"place={place} goes without lists, and is 2 to {tokens.shape[1] - 2} in these prompts")
+        tokens = tokens.index_copy(1, torch.tensor([place]), tokens[:, :1])
     maker = _maker(model, tokens, Rung(pairs, keys)) if lists else None
-    names = dict.fromkeys(_at(word, block) for name in sets for word in SETS[name] for block in chosen)
+    words = {name: SETS[name] for name in sets}
+    words |= {} if place is None else {"second sink": tuple(word.format(place) for word in SECOND)}
+    names = dict.fromkeys(_at(word, block) for own in words.values() for word in own for block in chosen)
     pieces, of = pieces or Store(), {"lists": lists, "pairs": pairs, "keys": keys, "asked": asked}
-    of |= {"copies": copies, "seed": seed}
+    of |= {"copies": copies, "place": place, "seed": seed}
     shares = np.linspace(0, 1, len(names) + 2)
     heard = [part(progress, *ends) for ends in pairwise(shares)]
     before = _outcomes(model, tokens, maker, of, pieces.within("before"), heard[0])
@@ -132,11 +141,11 @@ def sink_factorial(
     for name, values in before.items():
         words_of = VARIABLES[name]
         dims = words_of.dims
-        every = [[[after[_at(word, block)][name] for block in chosen] for word in SETS[own]] for own in sets]
+        every = [[[after[_at(word, block)][name] for block in chosen] for word in own] for own in words.values()]
         change = words_of._replace(dims=("set", "arm", "block", *dims), long_name=f"{words_of.long_name}, change")
         variables |= {f"{name}_before": words_of.of(values), f"{name}_change": change.of(np.array(every) - values)}
-    made = provenance(model, tokens, measurement="sink_factorial", blocks=list(chosen), sets=list(sets), **of)
-    coords = {"set": list(sets), "arm": list(ARMS), "block": list(chosen), "pair": list(OF_LISTS)}
+    made = provenance(model, tokens, measurement="sink_factorial", blocks=list(chosen), sets=list(words), **of)
+    coords = {"set": list(words), "arm": list(ARMS), "block": list(chosen), "pair": list(OF_LISTS)}
     return dataset(variables, tokens=tokens, coords=coords, attrs=made)
 
 
@@ -173,6 +182,8 @@ def _outcomes(
 ) -> dict[str, np.ndarray]:
     """By prompt the mean loss; by list what is recalled of the first pair and of the others; by copied prompt its loss."""
     losses, _ = consequences(model, tokens, None, part(progress, 0.0, 0.5), pieces=pieces)
+    if of["place"] is not None:
+        losses[:, of["place"] - 1] = np.nan  # no text goes on with the token that was put there
     found = {"loss": known_mean(losses[:, 1:])}
     if maker is not None:
         by_list = _answered(model, maker, of, pieces.within("lists"), part(progress, 0.5, 1.0))
@@ -209,10 +220,7 @@ def _answered(
 
 
 def outcomes(ds: xr.Dataset, *, exact: bool = False) -> dict[str, tuple[xr.DataArray, Int[np.ndarray, " sample"]]]:
-    """Changes [set, arm, block, prompt] by outcome, and the unit of each sample, which stands in a prompt's place.
-
-    `exact`: shares of exact answers, too.
-    """
+    """Changes [set, arm, block, sample as prompt] by outcome, and each sample's unit; `exact`: shares of answers, too."""
     unit = numbered(ds["document"].values) if "document" in ds.coords else np.arange(ds.sizes["prompt"])
     found = {LOSS: (ds["loss_change"], unit)}
     if "recall_change" in ds:
@@ -255,8 +263,8 @@ def judged(ds: xr.Dataset) -> dict[tuple[str, str], tuple[int, Interval, bool]]:
     for outcome, (changes, unit) in outcomes(ds).items():
         both = interactions(changes)
         each |= {(outcome, str(own)): at_chosen(both.sel(set=own).values, unit) for own in ds["set"].values}
-    every: list[Any] = [np.array(some) for some in zip(*(found for _, found in each.values()), strict=True)]
-    differs = holm(Interval(*every), every[3])
+    every: Any = Interval(*np.array([found for _, found in each.values()]).T)
+    differs = holm(every, every.freedom)
     return {
         key: (int(ds["block"].values[block]), found, bool(sure))
         for (key, (block, found)), sure in zip(each.items(), differs, strict=True)
@@ -382,12 +390,9 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         dots(cell, list(shown), [Series("", value, VERMILLION, low, high)])
         cell.set_xlabel("both off, less each alone (nat)")
 
-    first = (
-        [Panel("change of recall, other pairs (nat)", plane, height=3.2)]
-        if any("recall_change" in ds for ds in results.values())
-        else []
-    )
-    return panels(results, [*first, Panel("", interaction)], OF_ARMS if first else CAPTION)
+    rows, lists = [Panel("", interaction)], any("recall_change" in ds for ds in results.values())
+    rows = [Panel("change of recall, other pairs (nat)", plane, height=3.2)] * lists + rows
+    return panels(results, rows, OF_ARMS if lists else CAPTION)
 
 
 @dataclass(frozen=True)
@@ -410,14 +415,12 @@ class Options(options.Options):
     keys: Literal["apart", "alike"] = options.option("Different nouns, or colours and nouns that recur.", "apart")
     asked: int = options.option("Pairs of each list that are asked for, evenly spaced.", 12)
     copies: int = options.option("Prompts of which the loss on a second copy is measured, too.", 0)
+    place: int | None = options.option("Where position 0's token stands once more, as a second sink; without lists.")
 
     def values(self) -> dict[str, Any]:
         """As `sink_factorial` takes them."""
-        blocks = None
-        if self.blocks is not None:
-            blocks = [
-                n for low, high in options.read_ranges(self.blocks, "blocks", "0,6,12") for n in range(low, high + 1)
-            ]
+        ranges = options.read_ranges(self.blocks, "blocks", "0,6,12") if self.blocks is not None else ()
+        blocks = [n for low, high in ranges for n in range(low, high + 1)] or None
         chosen = tuple(SETS if self.sets == "all" else (name.strip() for name in self.sets.split(",")))
         return vars(self) | {"blocks": blocks, "sets": chosen}
 
