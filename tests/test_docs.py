@@ -7,6 +7,7 @@ which depend on the machine, need not, and lines may be left out.
 
 import pkgutil
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -169,3 +170,12 @@ def test_the_example_of_a_measure_is_a_command(tmp_path, monkeypatch, capsys):
         sys.modules.pop("probes.measures.distance", None)
     assert "of the distance that even attention has" in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {f"distance.{kind}" for kind in ("nc", "md", "png", "svg")}
+
+
+def test_the_figures_of_the_sources_name_rows_of_the_ledger():
+    judged = runpy.run_path(str(DOCS / "hooks" / "ledger.py"))["judged"]
+    page, ledger = (path.read_text(encoding="utf-8") for path in (DOCS / "figures.md", ROOT / "reports" / "claims.md"))
+    assert "`wu-thm-4.1-limit` *holds*" in judged(page, ledger)
+    for wrong in (page.replace("wu-thm-4.1-limit", "wu-thm-4.1"), page.replace("`wu-thm-4.1-limit`, ", "")):
+        with pytest.raises(ValueError, match="wu-thm"):
+            judged(wrong, ledger)
