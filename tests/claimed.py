@@ -20,7 +20,6 @@ from probes.measures.bos_swap import LEFT_IN, TOTAL, V_X
 from probes.measures.bos_swap.compute import ANCHORS
 from probes.measures.decode.ridge import bands_of
 from probes.measures.leakage import ALL, PARTIES, QUANTILES
-from probes.measures.retrieval.mechanism import PARTS as PARTS_OF_LISTS
 from probes.measures.sink_factorial import ARMS
 from probes.results.dataset import load
 from probes.results.folder import Collected
@@ -339,13 +338,9 @@ def of_sinks() -> Cases:
     yield "xiao-one-is-not-enough", cached(2, 0.5, 0.1), cached(2, 0.1, 0.2)
     yield "xiao-positions-within-the-cache", cached(2, 0.5, 0.1), cached(2, 0.5, 0.1, by_text=0.05)
     recall = committed("retrieval")
-    places = {"traced": range(24), "traced_depth": [0, 17, 35], "part": list(PARTS_OF_LISTS)}
-    traced = recall.assign(sensitivity=xr.DataArray(np.ones((24, 3, len(PARTS_OF_LISTS))), places, tuple(places)))
     yield "liu-recall-primacy", *(given(retrieval=put(recall, exact=x * recall["exact"])) for x in (1, -1))
-    follows = [given(mechanism__retrieval=put(traced, gain=sign * traced["place"])) for sign in (-1, 1)]
+    follows = [given(mechanism__retrieval=put(recall, gain=sign * recall["place"])) for sign in (-1, 1)]
     yield "liu-recall-follows-distance", follows[0], follows[1]
-    tells = [put(traced, exact=traced["context"] % 2, sensitivity=x * (traced["traced"] % 2)) for x in (1, -1)]
-    yield "liu-recall-predicted", *(given(mechanism__retrieval=ds) for ds in tells)
 
 
 def in_context(sign: float) -> Collected:

@@ -34,8 +34,7 @@ RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         "retrieval",
         0,
         0,
-        {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6}
-        | {"mechanism": 4, "mechanism_depths": 2, "candidates": 3, "profile_prompts": 2},
+        {"pairs": 6, "keys": "apart", "digits": 3, "contexts": 6, "mechanism": 4, "profile_prompts": 2},
     ),
 }
 BEGUN = 2  # pieces of "resumed", one of each prompt

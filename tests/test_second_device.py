@@ -76,7 +76,7 @@ SKETCH: dict[str, Any] = {"method": "sketch", "products": 8}
 EVICTED: dict[str, Any] = {"evict": (0, 1), "keep": (8,)}
 LEAKS: dict[str, Any] = {"bands": [(9, 16)], "bootstrap": 5}
 SWAP: dict[str, Any] = LEAKS | {"profile_prompts": 1, "products": 8}
-RECALL: dict[str, Any] = {"pairs": 4, "keys": "apart", "digits": 3, "contexts": 2, "candidates": 4}
+RECALL: dict[str, Any] = {"pairs": 4, "keys": "apart", "digits": 3, "contexts": 2}
 PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "jacobian, exact": lambda view: probes.jacobian(view, tokens(1), pathway="all"),
     "jacobian, sketch": lambda view: probes.jacobian(view, tokens(2), **SKETCH, from_layer="all", readout="normed"),
@@ -93,7 +93,7 @@ PROBES: dict[str, Callable[[View], xr.Dataset]] = {
     "bos_swap, log Z": lambda view: probes.bos_swap(view, tokens(4), **SWAP, replacement="held-log-z"),
     "decode": lambda view: probes.decode(view, tokens(), controls=2, leakage=False, bootstrap=5, recall=0),
     "inspect": lambda view: probes.inspect(view, "def add(first, second):", **SKETCH, seeds=1),
-    "retrieval": lambda view: probes.retrieval(view, **RECALL, mechanism=2, mechanism_depths=2, profile_prompts=1),
+    "retrieval": lambda view: probes.retrieval(view, **RECALL, mechanism=2, profile_prompts=1),
 }
 
 

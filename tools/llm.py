@@ -67,7 +67,7 @@ APART, ALIKE = "--pairs 36 --keys apart", "--pairs 36 --keys alike"
 LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
 # Sensitivity in context: of every model and form the norm behind the lists, and in one form under the arms of
 # `sink-factorial`, at the block where its interaction is largest.
-IN_CONTEXT = "--pairs 24 --mechanism-depths 0 --profile-prompts 0"
+IN_CONTEXT = "--pairs 24 --profile-prompts 0"
 FEW, FEWER = f"{IN_CONTEXT} --contexts 16 --mechanism 16", f"{IN_CONTEXT} --contexts 12 --mechanism 12"
 SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in (3, 6)}
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
@@ -139,7 +139,7 @@ scalar                 --method scalar --conditions pretrained --prompts 16
 sink-factorial         {lists} --prompts 32 --lists 100
 controls/sink-factorial --prompts 32 --lists 0 --copies 16 --sets all
 horizon                --length 512 {horizon}
-mechanism/retrieval    {lists} --contexts 48 --candidates 12 --mechanism 12 --initialization {rule}
+mechanism/retrieval    {lists} --contexts 48 --mechanism 12 --initialization {rule}
 """
 # `im-start`, `end`: ids 1 and 2 of SmolLM2, <|im_start|> and <|im_end|>, at position 0. `no-bos`: Gemma without its own.
 OF_ONE = f"""

@@ -6,11 +6,9 @@ command. Its other task, recall of key-value pairs, is measured on the language 
 
 from __future__ import annotations
 
-import math
-
 import xarray as xr
 
-from ..measures.retrieval.numbers import auc, edges, follows
+from ..measures.retrieval.numbers import edges, follows
 from ..results.dataset import options_of
 from .evidence import real, unmeasured
 from .ledger import Source
@@ -80,10 +78,3 @@ for short, profile, word in (
         "what the profile is of, above 0, and as far from it in at most 5 % of the shifts of one curve against the other"
     )
     traced(f"recall-follows-{short}", claim=claim, rule=rule, profile=profile)(recall_follows)
-
-
-@traced("recall-predicted", rule="AUC of the pair's sensitivity for exact answers, over couples of lists, above 0.5")
-def _(ds: xr.Dataset) -> Told | None:
-    """How strongly an answer depends on the pair asked for tells, at one depth, whether it is recalled."""
-    area = auc(ds)
-    return (told(area, ".2f"), above(area, 0.5)) if math.isfinite(area.low) else None  # where all or none is recalled

@@ -59,7 +59,7 @@ def _(ds: xr.Dataset) -> Told:
 # --------------------------------------------------------------------------------------------- sensitivity in context
 
 FORMS = tuple(f"context{form}/retrieval" for form in ("", "-json", "-nouns", "-announced", "-apart"))
-LISTS = "--pairs 24 --keys alike --contexts 16 --mechanism 16 --mechanism-depths 0 --profile-prompts 0"
+LISTS = "--pairs 24 --keys alike --contexts 16 --mechanism 16 --profile-prompts 0"
 context = own.but(needs=real(*FORMS, options=LISTS), where="sensitivity-in-context")
 
 

@@ -32,6 +32,7 @@ from ...models.checks import not_finite
 from ...models.initialization import CONFIG, Rule
 from ...models.load import takes_model
 from ...models.view import View
+from ...models.words import edited
 from ...results.curves import ESTIMATE
 from ...results.dataset import Variable, dataset, labelled, options_of, provenance
 from ...results.statistics import couples, jackknife
@@ -43,10 +44,10 @@ from ...run.store import Piece, Store
 from ..jacobian import of_curve, trough
 from . import mechanism as mechanisms
 from .context import answers
-from .numbers import SHOWN, Recall, by_depth, shape, statements
+from .numbers import Recall, shape, statements
 
-CONTEXTS, CANDIDATES = 100, 36
-LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "mechanism_depths": 0, "candidates": 2, "profile_prompts": 0}
+CONTEXTS = 100
+LEAST = {"contexts": 2, "seed": 0, "mechanism": 0, "profile_prompts": 0}
 # Logits or attention weights of the rows that run together: 128 MiB in float32, or a block of a device's own memory.
 NUMBERS_AT_ONCE = 1 << 25
 BY_DEPTH = ("context", "depth")
@@ -71,9 +72,7 @@ def retrieval(
     template: str = "sentences",
     first: FirstToken | int = "auto",
     mechanism: int = 0,
-    mechanism_depths: int = mechanisms.DEPTHS,
     shocks: Sequence[str] = (),
-    candidates: int = CANDIDATES,
     profile_prompts: int = mechanisms.PROFILE_PROMPTS,
     initialization: Rule = CONFIG,
     seed: int = 0,
@@ -91,12 +90,9 @@ def retrieval(
         contexts: how many; they come in couples that are each other's control.
         template: "sentences", "json", "reworded" or "announced".
         first: what stands at position 0, as in `probes.prompts`.
-        mechanism: of so many contexts, the first ones, the value's log odds are differentiated (`mechanism`), at
-            `mechanism_depths` of the depths. One such question takes as long as a context with all its plain ones, or
-            longer; 0: none. `mechanism_depths=0` measures the norm behind these contexts alone, which is cheap.
+        mechanism: behind so many contexts, the first ones, the norm is measured at every depth (`mechanism`); 0: none.
         shocks: interventions as in `probes.edited`, under which recall and norm of the `mechanism` contexts are measured
             again.
-        candidates: values that the log odds compare, the right one among them.
         profile_prompts: prompts of ordinary text from which, with `mechanism`, profiles are taken; 0: no such profiles.
         initialization: what the fresh weights of `profile_init` are drawn from, as in `View.reinitialized`.
         seed: decides the contexts, and all else that is drawn.
@@ -106,9 +102,8 @@ def retrieval(
     Returns:
         Dataset with the variables of `VARIABLES`, [context, depth], where `depth` counts pairs from 0 and `fraction`
         goes from 0 to 1; `place`, where the value stands, and the attribute `query`, the position that its first token is
-        predicted at; with `mechanism` the variables of `mechanism`, [traced, traced_depth, part], where `traced` and
-        `traced_depth` hold numbers of contexts and pairs, and profiles [traced or profile_prompt, depth]; attributes that
-        say what made it.
+        predicted at; with `mechanism` the variables of `mechanism`, [traced or profile_prompt, depth], where `traced`
+        holds numbers of contexts; attributes that say what made it.
 
     Raises:
         InputError: an option that cannot be used, no tokenizer, a context longer than the model was made for, values that
@@ -117,28 +112,44 @@ def retrieval(
     Source: see the module's text.
     """
     rung, given = Rung(pairs, keys, digits), {"contexts": contexts, "template": template, "first": first}
-    tracing: dict[str, Any] = {"mechanism": mechanism, "mechanism_depths": mechanism_depths, "candidates": candidates}
-    tracing |= {"shocks": ",".join(shocks), "profile_prompts": profile_prompts, "initialization": str(initialization)}
+    tracing: dict[str, Any] = {"mechanism": mechanism, "shocks": ",".join(shocks), "profile_prompts": profile_prompts}
+    tracing |= {"initialization": str(initialization)}
     check(given | tracing | {"seed": seed})
     maker, pieces = Maker(model, rung, read_template(template), first=first), pieces or Store()
     couple = cache(lambda number: maker.couple(seed, number))
     query = len(couple(0).contexts[0]) + len(couple(0).questions[0][0]) - 1
-    chosen = np.unique(np.linspace(0, pairs - 1, min(mechanism_depths, pairs)).round().astype(int))
-    report = Tally(progress, contexts * pairs + mechanism * mechanisms.cost(len(chosen), len(shocks)))
+    traced = mechanism * (1 + len(shocks)) * mechanisms.COST + mechanism * len(shocks) * pairs
+    report = Tally(progress, contexts * pairs + traced)
     retry = Retry(f"a context of {maker.length()} tokens of '{model.identity.name}'", report)
-
-    def several(numbers: Sequence[int]) -> Sequence[Piece]:
-        return retry(lambda: answered(model, [couple(n) for n in numbers], report))
-
     at_once = couples_at_once(model, couple(0))
-    by_couple = pieces.together("contexts", contexts // 2, several, at_once)
-    values = {name: by_couple.stacked(name).reshape(contexts, -1) for name in MEASURED}
+
+    def recalled(view: View, kept: Store, lists: int, depths: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        def several(numbers: Sequence[int]) -> Sequence[Piece]:
+            return retry(lambda: answered(view, [couple(n) for n in numbers], report, depths))
+
+        by_couple = kept.together("contexts", lists // 2, several, at_once)
+        return {name: by_couple.stacked(name).reshape(lists, -1) for name in MEASURED}
+
+    def norms(view: View, kept: Store) -> np.ndarray:  # the same directions, whatever the shock
+        def one(number: int) -> Piece:
+            how: Any = {"seed": [seed, number, 1], "report": report}
+            return retry(lambda: mechanisms.behind_lists(view, couple(number // 2), number % 2, **how))
+
+        return kept.each("mechanism", mechanism, one).stacked("norm")
+
+    values = recalled(model, pieces, contexts)
     if mechanism:
-        text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed) if profile_prompts else None
-        how: Any = {"shocks": shocks, "initialization": initialization, "retry": retry, "report": report}
-        values |= mechanisms.measured(
-            model, couple, mechanism, chosen, candidates, text, seed=seed, pieces=pieces, **how
-        )
+        values["norm_profile"], changed = norms(model, pieces), list[tuple[np.ndarray, np.ndarray]]()
+        for shock in shocks:
+            kept = pieces.within(shock)
+            view = edited(model, shock, reference=torch.tensor(couple(0).contexts), seed=seed)
+            changed.append((norms(view, kept), recalled(view, kept, mechanism, range(pairs))["log_p"]))
+        if changed:
+            values["norm_shocked"], values["log_p_shocked"] = map(np.stack, zip(*changed, strict=True))
+        if profile_prompts:
+            text = prompts(model, n=profile_prompts, length=query + 1, first=first, seed=seed)
+            how: Any = {"initialization": initialization, "seed": seed, "pieces": pieces}
+            values |= mechanisms.profiles(model, text, couple(0), **how)
     report.finish()
     if not np.isfinite(values["log_p"]).all():
         raise not_finite(model, "probabilities")
@@ -147,7 +158,6 @@ def retrieval(
     coords |= {"fraction": (("depth",), np.arange(pairs) / (pairs - 1))}
     if mechanism:
         coords |= {"traced": range(mechanism)} | ({"shock": list(shocks)} if shocks else {})
-        coords |= {"traced_depth": chosen, "part": list(mechanisms.PARTS)} if len(chosen) else {}
         coords |= {"profile_prompt": range(profile_prompts)} if profile_prompts else {}
     tokens = torch.tensor([ids for n in range(contexts // 2) for ids in couple(n).contexts])
     said = rung._asdict() | given | (tracing if mechanism else {})
@@ -166,7 +176,7 @@ def check(given: Mapping[str, Any]) -> None:
             raise InputError(f"{name}={given[name]} is odd, but lists come in couples; give one, as {given[name] + 1}")
     if given["mechanism"] > (most := given["contexts"]):
         raise InputError(f"mechanism={given['mechanism']} is more than there are contexts; give at most {most}")
-    for name, usual in (("initialization", CONFIG), ("candidates", CANDIDATES), ("shocks", "")):
+    for name, usual in (("initialization", CONFIG), ("shocks", "")):
         if not given["mechanism"] and given[name] != usual:
             raise InputError(f"{name}={given[name]} does nothing without mechanism; give mechanism=24, or leave it out")
 
@@ -248,8 +258,8 @@ class Options(options.Options):
     --backend: lists run once, and questions behind them, through the modules of transformers. If interrupted, the same
     command resumes.
 
-    With --mechanism it is also measured, in some of the lists, what the value's log odds depend on: the pair asked for, the
-    other pairs, position 0, the paths through attention to it; and what that says of recall by depth.
+    With --mechanism it is also measured, behind some of the lists, how strongly the stream depends on every line (the norm);
+    and what that says of recall by depth.
 
     Examples:
       headwater retrieval smollm2-135m --pairs 36 --contexts 24
@@ -262,16 +272,10 @@ class Options(options.Options):
     digits: int = options.option("Digits of a value, 2 to 15; 0: values are nouns.", 4)
     contexts: int = options.option("Lists, an even number: each is the control of another one.", 100)
     template: str = options.option("sentences, json, reworded, or announced (keys before the list).", "sentences")
-    mechanism: int = options.option(
-        "Lists of which it is also measured what the value's log odds depend on; 0: none.", 0
-    )
-    mechanism_depths: int = options.option(
-        "Pairs of each of these lists that are asked for, evenly spaced; 0: the norm behind the lists alone.", 5
-    )
+    mechanism: int = options.option("Lists behind which the norm is measured at every depth; 0: none.", 0)
     shocks: str = options.option(
         "With --mechanism, interventions to repeat it under, as in released@8,without-0@8.", ""
     )
-    candidates: int = options.option("With --mechanism, values that the log odds compare.", 36)
     profile_prompts: int = options.option("With --mechanism, prompts of ordinary text for profiles; 0: no profiles.", 8)
     initialization: str = options.initialization()
     first: str = options.first()
@@ -338,23 +342,14 @@ def _verdict(recall: Recall) -> str:
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """What the log odds depend on, and recall by depth."""
-    parts, curve = [], []
+    """Recall by depth."""
+    curve = []
     for model, ds in results.items():
-        if "sensitivity" in ds:
-            columns = [by_depth(ds, name) for name in SHOWN]
-            for n, depth in enumerate(ds["traced_depth"].values):
-                parts.append([model, str(depth), *(interval(*(end[n] for end in column)) for column in columns)])
         for depth in ds["depth"].values:
             at = ds.sel(depth=depth)
             cells = [f"{float(at[name].mean()):.2f}" for name in ("log_p", "control", "exact")]
             curve.append([model, str(depth), str(int(at["place"])), *cells])
-    shown = ("model", "depth", *(words for *_, words in SHOWN.values()))
-    found = [
-        Table("Sensitivity of the value's log odds (nat)", shown, parts),
-        Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve),
-    ]
-    return [table for table in found if table.rows]
+    return [Table("Recall by depth", ("model", "depth", "token", "log p", "log p without key", "exact"), curve)]
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
@@ -380,8 +375,7 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
 
 def _trial(model: Any, tokens: Any) -> xr.Dataset:
-    how: dict[str, Any] = {"mechanism": 2, "mechanism_depths": 2, "profile_prompts": 1}
-    return retrieval(model, pairs=8, contexts=4, candidates=4, **how)
+    return retrieval(model, pairs=8, contexts=4, mechanism=2, profile_prompts=1)
 
 
 MEASURE = Measure(

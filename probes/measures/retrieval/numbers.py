@@ -3,36 +3,23 @@
 What the numbers are stands on the measure's page (`docs/probes/retrieval.md`). Intervals are the jackknife's over couples of
 contexts, each of which is the other's control. That of a share of exact answers lies between 0 and 1; where all answers are
 alike it is what so many couples leave open (Clopper and Pearson). Of the mechanism there are none from fewer than `FEWEST`
-couples; `context` is on profiles. AUC counts ties half (Mann and Whitney). Variance explained is 1 - (squared errors) /
-(those of the mean), all of couples that the fit of log p has not seen.
+couples; `context` is on profiles.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import Float
 
-from ...results.statistics import Interval, couples, jackknife, jackknifed
+from ...results.statistics import Interval, couples, jackknifed
 from ...results.ushape import SHORTEST, middle_of, shape_over
-from .context import PROFILES, SLOPES, UNKNOWN, crosswise, follows, if_enough, log_distance, reliability, slopes
+from .context import PROFILES, SLOPES, UNKNOWN, crosswise, follows, reliability, slopes
 
 TROUGHS = 1000  # resamples for where recall is lowest
 SLOPE = "slope on the log norm of "
 SHIFTS = ("p under shifts", "deviation under shifts")  # of `ShiftNull`
-SHOWN = {  # by what it is called: variable, part, and words
-    "pair": ("sensitivity", "pair", "pair"),
-    "control": ("sensitivity_control", "pair", "key not there"),
-    "others": ("sensitivity", "others", "other pairs"),
-    "position 0": ("sensitivity", "position 0", "position 0"),
-    "through_first": ("through_first", "pair", "through attention to position 0"),
-    "cut": ("cut", "pair", "all other paths"),
-    "norm": ("norm", "pair", "norm"),
-}
 
 
 class Recall(NamedTuple):
@@ -90,69 +77,4 @@ def statements(ds: xr.Dataset) -> dict[str, Interval]:
         for name, said in {"gain": "gain", "norm_profile": PROFILES["norm_profile"]}.items():
             found[f"reliability of what is left of {said}"] = UNKNOWN._replace(value=reliability(ds, name))
         found |= {SLOPE + SLOPES[name]: of for name, of in slopes([ds]).items()}
-    if "sensitivity" not in ds:
-        return found
-    found["AUC of the pair's sensitivity for exact answers"] = auc(ds)
-    return found | {f"variance of log p explained by log distance{more}": of for more, of in explained(ds).items()}
-
-
-def auc(ds: xr.Dataset) -> Interval:
-    """Of pairs of questions at one depth, with a jackknife over couples; NaN where all or none were answered."""
-    exact, score = _at_places(ds, "exact"), ds["sensitivity"].sel(part="pair").values
-
-    def estimate(some: Float[np.ndarray, "context place two"]) -> float:
-        right, wrong = some[:, None, :, 0] > 0.5, some[None, :, :, 0] < 0.5
-        counted = right & wrong  # [context, context, place]
-        difference = some[:, None, :, 1] - some[None, :, :, 1]
-        return float((np.sign(difference) / 2 + 0.5)[counted].mean()) if counted.any() else math.nan
-
-    return _over_couples(estimate, np.stack([exact, score], -1), couples(ds, "traced"))
-
-
-def explained(ds: xr.Dataset) -> dict[str, Interval]:
-    """Explained variance of log p: by log distance (""), and what the pair's sensitivity, or norm, adds to it."""
-    log_p, unit = _at_places(ds, "log_p"), couples(ds, "traced")
-    known = ds["depth"].values.searchsorted(ds["traced_depth"].values)
-    distance = np.broadcast_to(log_distance(ds)[known], log_p.shape)
-    couple = np.broadcast_to(unit[:, None], log_p.shape)
-    found = {}
-    for name, said in {"sensitivity": "the pair's sensitivity", "norm": "the pair's norm"}.items():
-        with np.errstate(divide="ignore"):  # what a window cuts off has no logarithm, and does not count
-            score = np.log(ds[name].sel(part="pair").values)
-        values = np.stack([couple, log_p, distance, score], -1)
-        found[""] = _over_couples(lambda some: _left_out(some, 3), values, unit)
-        found[f", more with {said}"] = _over_couples(lambda some: _left_out(some, 4) - _left_out(some, 3), values, unit)
     return found
-
-
-def _left_out(values: Float[np.ndarray, "context place column"], columns: int) -> float:
-    """Variance of column 1 explained by columns 2 to `columns`, couples (column 0) left out in turn."""
-    rows = values.reshape(-1, values.shape[-1])
-    rows = rows[np.isfinite(rows).all(-1)]
-    errors, plain = 0.0, 0.0
-    for couple in np.unique(rows[:, 0]):
-        own = rows[:, 0] == couple
-        if own.all():
-            return math.nan
-        features = np.column_stack([np.ones(len(rows)), rows[:, 2:columns]])
-        fit = np.linalg.lstsq(features[~own], rows[~own, 1], rcond=None)[0]
-        errors += float(np.sum((rows[own, 1] - features[own] @ fit) ** 2))
-        plain += float(np.sum((rows[own, 1] - rows[~own, 1].mean()) ** 2))
-    return 1 - errors / plain if plain > 0 else math.nan
-
-
-def _at_places(ds: xr.Dataset, name: str) -> Float[np.ndarray, "traced place"]:
-    return ds[name].sel(context=ds["traced"].values, depth=ds["traced_depth"].values).values
-
-
-def _over_couples(estimate: Callable[[np.ndarray], float], values: np.ndarray, unit: np.ndarray) -> Interval:
-    return if_enough(jackknifed(estimate, values, unit), unit)
-
-
-def by_depth(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One of `SHOWN` at the traced depths: geometric mean over contexts, low and high end over couples, [place]."""
-    variable, part, _ = SHOWN[name]
-    with np.errstate(divide="ignore"):
-        logs = np.log(ds[variable].sel(part=part).values)
-    mean, low, high = jackknife(lambda some: some.mean(0), logs, couples(ds, "traced"))
-    return np.exp(mean), np.exp(low), np.exp(high)
