@@ -16,7 +16,6 @@ import probes
 from probes.data.recall import Couple, Maker, Rung, read_template
 from probes.measures.retrieval import mechanism, retrieval
 from probes.measures.retrieval.mechanism import Differentiable
-from probes.models.behind import Asked, Row
 from probes.models.view import View
 from probes.run.progress import Tally
 
@@ -64,8 +63,7 @@ def test_gradients_are_those_of_plain_passes_one_question_at_a_time(family):
     made = couple(model.spec.vocabulary)
     z = torch.from_numpy(np.random.default_rng(0).standard_normal(model.spec.width))
     ran = Differentiable(model, made.contexts[0], 2)
-    rows = [Row(Asked(question, ((0,),))) for question in made.questions[0]]
-    h = ran.streams(*rows, *rows)[:, -1].unflatten(0, (2, -1))
+    h = ran.streams(made.questions[0] * 2)[:, -1].unflatten(0, (2, -1))
     x, unit = embedded(model, made.contexts[0])
     for n, found in enumerate(ran.gradients([h[n % 2, n : n + 1] @ z for n in range(LINES)])):
         (expected,) = torch.autograd.grad(last(model, x, made.contexts[0], made.questions[0][n]) @ z, x)

@@ -12,7 +12,7 @@ from probes import InputError
 from probes.measures.retrieval import scores
 from probes.measures.retrieval.mechanism import Differentiable
 from probes.models import behind
-from probes.models.behind import Asked, Row
+from probes.models.behind import Asked
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 SHAPE |= {"intermediate_size": 48, "vocab_size": 64, "pad_token_id": None, "initializer_range": 0.6}
@@ -51,15 +51,14 @@ def test_lengths_in_any_order_are_those_of_a_fresh_model():
 def test_questions_behind_a_context_are_plain_passes(length):
     """With the answers of 3 tokens, questions of 2 and 4 end on either side of 32, in one pass, or at it."""
     view, context = probes.load(fresh(), beyond=True), IDS[0, :length].tolist()
-    asked = [Asked(tuple(range(5, 5 + n)), ((7, 8, 9), (7, 11, 12), (20, 21, 22))) for n in (2, 4, 2)]
-    alone, _ = scores(view, [context], [[Asked(one.question, (answer,)) for one in asked for answer in one.answers]])
-    for one, found in zip(asked, alone.reshape(3, 3), strict=True):
-        row = Row(one)
-        ran = behind.log_p(view, [row], Differentiable(view, context).streams(row))[0][0].detach()
-        for answer, values in zip(one.answers, zip(found, ran.tolist(), strict=True), strict=True):
-            ids = [*context, *one.question, *answer]
-            expected = sum(float(log_p(ids)[at - 1, ids[at]]) for at in range(len(ids) - 3, len(ids)))
-            np.testing.assert_allclose(values, expected, **NEAR)
+    questions = [tuple(range(5, 5 + n)) for n in (2, 4, 2)]
+    asked = [Asked(question, answer) for question in questions for answer in ((7, 8, 9), (7, 11, 12), (20, 21, 22))]
+    alone, _ = scores(view, [context], [asked])
+    for one, found in zip(asked, alone[0], strict=True):
+        ids = [*context, *one.question, *one.answer]
+        expected = sum(float(log_p(ids)[at - 1, ids[at]]) for at in range(len(ids) - 3, len(ids)))
+        ran = behind.log_p(view, [one], Differentiable(view, context).streams([one.row]))[0].item()
+        np.testing.assert_allclose([found, ran], expected, **NEAR)
 
 
 def test_longer_texts_are_refused_by_name_unless_asked_for():

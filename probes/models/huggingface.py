@@ -30,7 +30,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 
 from ..errors import InputError
 from . import split
-from .behind import Continuation, Past
+from .behind import Continuation, Past, padded
 from .checks import first_ids
 from .families import POST_NORM, family_of, rope_types, spec_of
 from .fresh import fresh_model, initialization_of
@@ -262,10 +262,11 @@ class HuggingFaceView(Watched):
         self.residual(embeddings, edits=[*edits, *keeping])
         keys, values = (tuple(kept[site, layer] for layer in layers) for site in sites)
 
-        def run(tokens: Tensor, places: Tensor, seen: Tensor) -> Tensor:
-            past = Past(keys, values, places.to(self.device), seen)
-            embedded = self.embed(tokens, position_ids=past.positions)
-            return self._pass(embedded, self._listening(edits, past=past), position_ids=past.positions)
+        def run(rows: Sequence[Sequence[int]]) -> Tensor:
+            tokens, length = padded(rows), embeddings.shape[1]
+            at = torch.arange(length, length + tokens.shape[1], device=self.device).expand(len(tokens), -1)
+            embedded = self.embed(tokens, position_ids=at)
+            return self._pass(embedded, self._listening(edits, past=Past(keys, values)), position_ids=at)
 
         return run
 

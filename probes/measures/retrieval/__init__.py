@@ -27,7 +27,7 @@ from ...data.prompts import FirstToken, parse_first, prompts
 from ...data.recall import Couple, Keys, Maker, Rung, read_template
 from ...errors import InputError
 from ...measure import Headline, Measure
-from ...models.behind import Asked, Row, behind, log_p, padded
+from ...models.behind import Asked, behind, log_p
 from ...models.checks import not_finite
 from ...models.initialization import CONFIG, Rule
 from ...models.load import takes_model
@@ -202,12 +202,12 @@ def _asked(couple: Couple, side: int, depths: Sequence[int] | None = None) -> tu
     """A context, its questions and, as controls, those of the other one."""
     pairs = [pair for n in (side, 1 - side) for pair in zip(couple.questions[n], couple.answers[n], strict=True)]
     pairs = pairs if depths is None else [pairs[n] for n in depths]
-    return couple.contexts[side], [Asked(question, (answer,)) for question, answer in pairs]
+    return couple.contexts[side], [Asked(*pair) for pair in pairs]
 
 
 def _of_row(model: View, context: Sequence[int], asked: Sequence[Asked]) -> int:
     """Numbers of the largest tensor, by row."""
-    widest = max(len(one.question) + len(one.answers[0]) - 1 for one in asked)
+    widest = max(len(one.row) for one in asked)
     return widest * max(model.spec.vocabulary, model.spec.heads * (len(context) + widest))
 
 
@@ -225,7 +225,7 @@ def couples_at_once(model: View, couple: Couple) -> int:
 def scores(
     model: View, contexts: Sequence[Sequence[int]], asked: Sequence[Sequence[Asked]]
 ) -> tuple[Float[np.ndarray, "context question"], Float[np.ndarray, "context question"]]:
-    """For every question its first answer's log probability, and whether that is what a greedy reader says.
+    """For every question its answer's log probability, and whether that is what a greedy reader says.
 
     Contexts have one length, and as many questions each.
     """
@@ -234,9 +234,9 @@ def scores(
     at_once = max(1, max(NUMBERS_AT_ONCE, block_numbers(model.device)) // (parts() * numbers))
     found = []
     for start in range(0, len(asked[0]), at_once):
-        rows = [Row(one) for some in asked for one in some[start : start + at_once]]
+        rows = [one for some in asked for one in some[start : start + at_once]]
         values, greedy = (
-            each[:, 0].unflatten(0, (len(contexts), -1)) for each in log_p(model, rows, run(*padded(rows)))
+            each.unflatten(0, (len(contexts), -1)) for each in log_p(model, rows, run([one.row for one in rows]))
         )
         found.append(torch.stack([values, greedy.to(values)]))
     values, greedy = torch.cat(found, -1).cpu().numpy()

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ...data.recall import Couple
-from ...models.behind import Asked, Row, behind, padded
+from ...models.behind import behind
 from ...models.checks import not_finite
 from ...models.initialization import Rule
 from ...models.view import View
@@ -57,11 +57,7 @@ class Differentiable:
         once = model.embed(torch.tensor([list(context)])).detach()
         self.unit, self.copies = double(once[0, 1:]).pow(2).mean().sqrt(), copies
         self.x = once.repeat(copies, 1, 1).requires_grad_()
-        self._run = behind(model, self.x)
-
-    def streams(self, *rows: Row) -> Float[Tensor, "row token d"]:
-        """The stream after the last block at the tokens of rows of one length, as many of each copy."""
-        return self._run(*padded(rows))
+        self.streams = behind(model, self.x)  # of rows, as many of each copy
 
     def gradients(self, numbers: Sequence[Float[Tensor, " question"]]) -> Iterator[Float[Tensor, "position d"]]:
         """Of sums of numbers by the embeddings, per relative change of them; sum n is of copy n modulo all copies."""
@@ -100,9 +96,7 @@ def behind_lists(model: View, couple: Couple, side: int, *, seed: Sequence[int],
     copies = 2 * SPLITS if prompts_at_once(model, length, history) >= 2 * SPLITS else 1
     with torch.enable_grad():
         ran = Differentiable(model, context, copies)
-        # An answer of one token adds none to its row.
-        rows = [Row(Asked(question, ((0,),))) for question in couple.questions[side]]
-        h = ran.streams(*(rows * copies))[:, -1].unflatten(0, (copies, -1))
+        h = ran.streams(couple.questions[side] * copies)[:, -1].unflatten(0, (copies, -1))
         size = h.detach().norm(dim=-1, keepdim=True)
         dots = [
             (z[:, split] * h[n % copies] / size[n % copies]).sum(-1) * own[split, which]
