@@ -129,7 +129,7 @@ def stream_dataset(
         raise
     except Exception as error:  # datasets raises dozens of types; every one of them means: this name gave no rows
         raise InputError(
-            f"dataset '{name}' cannot be streamed ({reason(error)}); check name, split and network, or use text files"
+            f"dataset '{name}' cannot be streamed ({reason(error)}); check name, split, network and login, or use text files"
         ) from None
 
 

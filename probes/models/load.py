@@ -52,8 +52,9 @@ def load(
 
     Args:
         source: a bundled name ("tiny-llama"), "smollm2-135m", "gemma3-270m", a local folder in transformers' format, a GGUF
-            file, a hub id ("Qwen/Qwen2.5-0.5B"), a transformers model in memory, a `TransformerBridge`, or a view, such as
-            a toy (returned as it is). A name may carry its revision: "tiny-llama@step0".
+            file, a hub id ("Qwen/Qwen2.5-0.5B", a GGUF file there as "owner/name:FILE.gguf"), a transformers model in
+            memory, a `TransformerBridge`, or a view, such as a toy (returned as it is). A name may carry its revision:
+            "tiny-llama@step0".
         backend: what runs it. Both give the same numbers; TransformerLens is for models with a lens user's hooks.
         device: "auto" takes CUDA if there is any, and leaves a model in memory where it is.
         dtype: "auto" is float32, to which a GGUF file's weights are dequantized, and a model in memory stays as it is.
@@ -120,7 +121,7 @@ def born(config: Any, *, initialization: Rule | None = None) -> Birth:
 
     Args:
         config: a transformers configuration, a dictionary or config.json of one, a folder that holds that file, a GGUF
-            file, a name of `load`'s, or a view; a `Birth` is returned as it is.
+            file, a bundled or packaged name, or a view; a `Birth` is returned as it is.
         initialization: the rule; if not given, the one that a view's fresh weights were drawn by, else "config".
 
     Raises:

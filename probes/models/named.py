@@ -3,6 +3,7 @@
 Weights are read from safetensors and GGUF alone, and code that a repository brings is run only if the caller says so.
 """
 
+import fnmatch
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from ..errors import InputError, reason
 from ..run.files import what_is
 from ..run.memory import own_memory
-from .checkpoint import CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
+from .checkpoint import ADAPTER, CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
 from .families import check_sizes, family_of
 from .gguf import CPU, SUFFIX, is_gguf
 from .identity import Stored, stored
@@ -32,7 +33,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of 
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
 DEQUANTIZED = ("fp8", "mxfp4")  # of which transformers makes plain weights on request, scales applied
 PATIENCE = 10  # seconds that the hub has to answer
-FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of
+BESIDE = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of beside its weights
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 
@@ -96,45 +97,57 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
         return _from_folder(path, name, revision, how)
     if kind != "nothing":
         raise InputError(f"'{source}' is no folder and no GGUF file; {GIVE}")
-    if source.lower().endswith(SUFFIX) or source.startswith((".", "/", "~")) or source.count("/") > 1:
+    repository, _, file = source.partition(":")
+    if repository.lower().endswith(SUFFIX) or source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise InputError(f"model '{source}' does not exist; {GIVE}")
     if "/" not in source:
         raise InputError(
             f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
             "GGUF file; hub ids are written owner/name"
         )
-    folder = _from_hub(source, revision)
+    folder = _from_hub(repository, revision, file)
+    if file:
+        return _from_gguf(folder / file, source, how)._replace(revision=folder.name)
     refuse_adapter(folder)
     return Found(*_read(folder, how, source), source, folder.name)
 
 
-def _from_hub(source: str, revision: str | None) -> Path:
-    """The folder of a model in the local cache, which its commit names; fetched where it is not all there."""
+def _from_hub(source: str, revision: str | None, file: str) -> Path:
+    """The folder of a model, or of this GGUF file, in the local cache, which its commit names; fetched if not all there."""
     import huggingface_hub
     from huggingface_hub import errors
 
-    options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCHED, "ignore_patterns": "*/*"}
-    missing = "is not in the local cache"
+    weights = file or "model*.safetensors"
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": (*BESIDE, weights), "ignore_patterns": "*/*"}
     try:
         folder = Path(huggingface_hub.snapshot_download(source, local_files_only=True, **options))
-        if _whole(folder):
+        if (folder / file).is_file() if file else _whole(folder):
             return folder
-        missing = "is in the local cache without its weights"
     except errors.HFValidationError:
         raise InputError(f"'{source}' is no hub id; they are written owner/name, as Qwen/Qwen2.5-0.5B") from None
     except errors.LocalEntryNotFoundError:
         pass
+    log_in = "log in (hf auth login, or HF_TOKEN)"
     try:
-        huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
+        told = huggingface_hub.HfApi().model_info(source, revision=revision, timeout=PATIENCE)
+        there = [one.rfilename for one in told.siblings or ()]
+        if ADAPTER not in there and not fnmatch.filter(there, weights):
+            others = ", ".join(f"{source}:{name}" for name in there if name.lower().endswith(SUFFIX))
+            instead = f"give {others}" if others else "convert its weights to *.safetensors"
+            raise InputError(f"'{source}' has no {weights}; {instead:.300}")
         return Path(huggingface_hub.snapshot_download(source, etag_timeout=PATIENCE, **options))
+    except InputError:
+        raise
     except errors.RevisionNotFoundError:
         raise InputError(f"'{source}' has no revision '{revision}'; look up its branches and tags") from None
+    except errors.GatedRepoError:
+        raise InputError(f"'{source}' is gated; accept its terms on its page on the hub, and {log_in}") from None
     except errors.RepositoryNotFoundError:
-        raise InputError(f"'{source}' is not on the hub, or private; check the name, or log in") from None
-    except Exception as error:  # whatever the network does
+        raise InputError(f"'{source}' is not on the hub, or private; check the name, or {log_in}") from None
+    except Exception as error:  # whatever the network and the disk do
         raise InputError(
-            f"'{source}' {missing} and the hub cannot be reached ({type(error).__name__}); "
-            "check the network, or give a folder"
+            f"'{source}' is not in the local cache, or not all of it, and cannot be fetched "
+            f"({reason(error.__cause__ or error)}); check the network and try again (whole files are kept), or give a folder"
         ) from None
 
 
