@@ -161,7 +161,7 @@ im-start/sinks         {SMOLLM2} --prompts 64 --length 256 --first 1
 im-start/leakage       {SMOLLM2} --prompts 512 --length 128 --first 1
 im-start/bos-swap      {SMOLLM2} {SWAP} --first 1
 late/sink-factorial    {SMOLLM2} {APART} --prompts 32 --lists 100 --blocks 18 --sets 'position 0,constant gain,key 1'
-second/sink-factorial  {GEMMA} --prompts 48 --length 128 --lists 0 --place 64
+second/sink-factorial  {GEMMA} --prompts 48 --length 128 --lists 0 --place 64 --blocks 3
 im-start/sink-factorial {SMOLLM2} {APART} --prompts 32 --lists 100 --first 1
 im-start/trajectory    {SMOLLM2} --prompts 32 --length 256 --first 1
 end/sinks              {SMOLLM2} --prompts 64 --length 256 --first 2
