@@ -243,6 +243,9 @@ def of_ruscio() -> Cases:
     yield "ruscio-isolation-mask-dominates", given(leakage=sources[0]), given(leakage=sources[1])
     null = [put("leakage", log_stream_by_block=x, log_sink_by_block=0.0) for x in (0.0, 0.05)]
     yield "ruscio-isolation-null", given(leakage=null[0]), given(leakage=null[1])
+    ends = {f"null_unmasked{end}": f"log_form_of_heads{end}" for end in ("", "_low", "_high")}
+    bare = [leak().assign({name: by * leak()[of] for name, of in ends.items()}) for by in (0.01, 0.5)]
+    yield "ruscio-mask-removed", given(unmasked__leakage=bare[0]), given(unmasked__leakage=bare[1])
     yield "ruscio-both-in-all-architectures", trio(), trio(plain=0.0)
     yield "ruscio-architectures", trio(), trio(plain=0.05)
     yield "ruscio-bos-removes-40", swapped(0.9, **{LEFT_IN: 0.4}), swapped(0.9, **{TOTAL: 0.4})

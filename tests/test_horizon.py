@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import families
@@ -32,16 +33,27 @@ def model() -> View:
 
 @pytest.mark.parametrize("backend", ["transformers", "transformer_lens"])
 def test_without_its_mask_a_model_is_plain_transformers_under_a_full_mask(backend):
-    tokens, every = drawn_tokens(4, 12), torch.zeros(4, 1, 12, 12, dtype=torch.float64)
-    for name in ("mistral", "gemma3_text"):  # with windows
+    tokens, at, given = drawn_tokens(4, 12), torch.arange(12), {"bands": [(4, 10)], "lags": (1, 2), "fresh": 0}
+    back = at[:, None] - at
+    for name, prefix in product(("mistral", "gemma3_text"), ("-5", "")):  # with windows
         plain = families.model(name, dtype=torch.float64)
-        view = probes.edited(probes.load(plain, backend, tokenizer=families.tokenizer(), device="cpu"), "unmasked")
+        model = probes.load(plain, backend, tokenizer=families.tokenizer(), device="cpu")
+        view, mask = probes.edited(model, f"unmasked{prefix}"), dict[str, Any]()
+        for kind, window in {"full_attention": 12, "sliding_attention": families.WINDOW}.items():
+            seen = (at < (5 if prefix else 12)) | ((back >= 0) & (back < window))
+            mask[kind] = torch.zeros(4, 1, 12, 12, dtype=torch.float64).masked_fill(~seen, -torch.inf)
         plain.set_attn_implementation("eager")
-        mask: Any = {"full_attention": every, "sliding_attention": every} if name == "gemma3_text" else every
         with torch.no_grad():
             found = view.residual(view.embed(tokens))
-            close(view.unembed(view.norm(found)), plain(tokens, attention_mask=mask).logits, 1e-4, 1e-4)
-            assert (found - view.original.residual(view.embed(tokens))).abs().amax() > 1e-3
+            of: Any = mask if name == "gemma3_text" else mask["sliding_attention"]
+            truth = plain(tokens, attention_mask=of, output_attentions=True)
+            close(view.unembed(view.norm(found)), truth.logits, 1e-4, 1e-4)
+            assert (found - model.residual(model.embed(tokens))).abs().amax() > 1e-3
+    log_a = torch.stack(truth.attentions).log().unflatten(1, (2, 2)).mean(2)  # [layer, half, head, query, key]
+    lagged = torch.stack([log_a[..., at[4:11], at[4:11] - lag] for lag in (1, 2)])
+    one, other = (lagged - lagged.mean(-1, keepdim=True)).unbind(2)
+    found = probes.leakage(model, tokens, unmasked=True, bootstrap=0, **given).null_unmasked.sel(quantile="median")
+    close(found, np.median((one * other).mean((0, -1))), 1e-4, 1e-9)
     with refused("lets every query see a prefix"):
         probes.leakage(view, tokens)
 

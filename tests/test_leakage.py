@@ -102,7 +102,8 @@ def test_nulls_stand_beside_the_total():
     with torch.no_grad():
         for block in model.model.layers:
             block.self_attn.q_proj.weight.zero_()
-    ds = leakage(load(model), text(6, 24), bands=[BAND], lags=LAGS, bootstrap=0)
+    ds = leakage(load(model), text(6, 24), bands=[BAND], lags=LAGS, bootstrap=0, unmasked=True)
+    np.testing.assert_allclose(ds.null_unmasked, 0, atol=1e-9)  # every query sees as many keys
     for name in ("null_uniform", "log_form_of_heads"):  # alike in all heads
         np.testing.assert_allclose(ds[name], ds.log_form_of_model.sel(part="total").item(), rtol=1e-5)
     assert ((ds.null_shuffled > 0) & (ds.null_shuffled < 0.8 * ds.null_uniform)).all()  # labels carry all there is

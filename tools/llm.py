@@ -151,6 +151,9 @@ pairs-72/retrieval     {SMOLLM2} --pairs 72 --keys apart --digits 4 --contexts 2
 arms/horizon           {SMOLLM2} --prompts 48 --length 256 --every 6 --arms all --initialization smollm2-135m
 arms/horizon           {GEMMA} --prompts 48 --length 256 --every 6 --arms all --initialization 0.02
 arms/horizon           {QWEN} --prompts 32 --length 256 --every 6 --arms {ARMS} --initialization qwen2.5
+unmasked/leakage       {SMOLLM2} --unmasked --fresh 0 --prompts 128 --length 128
+unmasked/leakage       {GEMMA} --unmasked --fresh 0 --prompts 128 --length 128
+t8192/evict/sinks      {SMOLLM2} --prompts 3 --length 8192 --reacts off --evict 0,4 --keep 1020
 t1024/horizon          {SMOLLM2} --prompts 24 --length 1024 --every 10
 t1024/horizon          {GEMMA} --prompts 24 --length 1024 --every 6
 t2048/horizon          {SMOLLM2} --prompts 24 --length 2048 --every 10

@@ -156,7 +156,8 @@ def reweighed(
             times a constant. Of key 0: "constant-sink": its logit is its mean over queries, as a learned sink logit would
             be. "held-log-z": `log Z_i` loses its trend, a straight line through its mean in the log of the number of keys
             that i sees, and keeps what texts make of it; weights then no longer sum to 1. "unmasked": all
-            queries see all keys, without causal mask or windows, in all blocks and heads. That is foreign to a causal model.
+            queries see all keys, without causal mask or windows, in all blocks and heads; "unmasked-N": all see the first N
+            keys, and behind these what they did. That is foreign to a causal model.
         layer: the first block that is changed.
         heads: (block, head) of those that are changed, of these blocks; "sinks", heads whose mean weight on the key is above
             0.3, or "others"; all unless given.
@@ -170,11 +171,12 @@ def reweighed(
     written = WAY.fullmatch(how)
     if written is None:
         raise InputError(f"how '{how}' is unknown; give {', '.join(WAYS)}")
-    if how == "unmasked":
+    if written[3]:
         if layer or heads is not None:
             raise InputError("unmasked is of all blocks and heads; give it without a block and a group")
-        masks = [Edit("mask", n, lambda length: length) for n in range(model.spec.blocks)]
-        return Edited(model, Change(how, lambda model, prepared, embeddings: masks, prefix=EVERY_KEY))
+        prefix = int(written[4] or EVERY_KEY)
+        masks = [Edit("mask", n, lambda length: min(prefix, length)) for n in range(model.spec.blocks)]
+        return Edited(model, Change(how, lambda model, prepared, embeddings: masks, prefix=prefix))
     if not 0 <= layer < model.spec.blocks:
         raise InputError(f"layer={layer} does not exist; the model has blocks 0 to {model.spec.blocks - 1}")
     if factor is not None and not 0 < factor < math.inf:
@@ -328,7 +330,9 @@ def _held(
 
 
 # Of which key a way is says the number behind its name.
-WAY = re.compile(r"(without|without-value|released|gain)(?:-([0-9]{1,7}))?|constant-sink|held-log-z|unmasked")
+WAY = re.compile(
+    r"(without|without-value|released|gain)(?:-([0-9]{1,7}))?|constant-sink|held-log-z|(unmasked)(?:-([1-9][0-9]{0,6}))?"
+)
 CHANGES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "without": _without,
     "without-value": _without_value,

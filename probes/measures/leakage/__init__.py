@@ -55,6 +55,7 @@ class Options(options.Bands):
     fresh: int | None = options.option(
         "Prompts of the null with fresh weights; 0 for none; if not given, 64, or 0 where memory cannot hold a second copy."
     )
+    unmasked: bool = options.flag("--unmasked", "Repeat with the same weights, every query seeing every key.")
 
 
 def null_fails(ds: xr.Dataset, band: str) -> bool:
@@ -228,7 +229,7 @@ MEASURE = Measure(
         ),
         *(
             Headline(f"null of {NULLS[null]}{words}", partial(_over_heads, name=f"{what}_{null}"), form=form)
-            for null in ("fresh", "shuffled")
+            for null in ("fresh", "unmasked", "shuffled")
             for what, words, form in (("null", " (nat²)", ".3g"), ("null_share", ", share", ".2%"))
         ),
         Headline("covariance of parties, median head (nat²)", _entries),

@@ -56,6 +56,7 @@ from ...errors import InputError
 from ...models.checks import check_tokens
 from ...models.load import takes_model
 from ...models.view import View
+from ...models.words import edited
 from ...results.dataset import Variable, by_block, dataset, provenance, with_ends
 from ...results.statistics import INTERVAL, ends
 from ...run import processes
@@ -85,6 +86,7 @@ def leakage(
     seed: int = 0,
     documents: Sequence[str] | None = None,
     fresh: int | None = None,
+    unmasked: bool = False,
     pieces: Store | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -101,6 +103,7 @@ def leakage(
         documents: what each prompt is a window of; documents are then resampled instead of prompts.
         fresh: prompts of the null of fresh weights (the first of each half), 0 for none; if not given 64, where memory has
             room for a second copy of the weights.
+        unmasked: whether the same weights are measured where every query sees every key, too.
         pieces: where what each block gave is kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (share of the work done, 1).
 
@@ -113,7 +116,8 @@ def leakage(
         blocks, of `log_form`'s total, `position_share` and `steady_stream`; `parties_of_heads [party, other, band]` the
         medians. `below_null_of_model` [band] with `surely_below_null_of_model` and `surely_above_null_of_model`: shares of
         heads. `null_...` and `null_share_...` [quantile, band]: `uniform` attention (also `..._by_block`), `fresh` weights,
-        `shuffled` query labels (97.5 % quantile). `..._low` and `..._high` are the intervals. Attributes say what made it.
+        `unmasked`, `shuffled` query labels (97.5 % quantile). `..._low` and `..._high` are the intervals. Attributes say
+        what made it.
 
     Raises:
         InputError: too few prompts, bands or lags that do not fit the prompts or a window, values that are not finite, a
@@ -124,7 +128,8 @@ def leakage(
     bands, lags = check(model, tokens, bands, lags)
     drawn = resampling(len(tokens), bootstrap, seed, documents)
     fresh = int(processes.agreed(fresh_prompts(model, fresh, len(tokens))))
-    first = fresh / (fresh + len(tokens))  # the share of the work on fresh weights, which goes ahead
+    work = fresh + (1 + unmasked) * len(tokens)
+    first, last = fresh / work, 1 - unmasked * len(tokens) / work  # fresh weights go ahead, those without mask behind
     pieces = pieces or Store()
     mask = uniform(model, tokens.shape[1], bands)
     alike = np.broadcast_to(mask[None, :, None], (1, len(mask), model.spec.heads, len(bands)))
@@ -138,7 +143,11 @@ def leakage(
         found = splits(twin, tokens[chosen], bands, lags, again, heard, pieces=store)
         known |= {f"{null}_fresh": over_heads(found[form][:, 0]) for form, null in NULL_OF.items()}
         del twin
-    found = splits(model, tokens, bands, lags, drawn, part(progress, first, 1.0), pieces=pieces)
+    found = splits(model, tokens, bands, lags, drawn, part(progress, first, last), pieces=pieces)
+    if unmasked:
+        heard, bare = part(progress, last, 1.0), edited(model, "unmasked")
+        seen = splits(bare, tokens, bands, lags, drawn, heard, pieces=pieces.within("unmasked"))
+        known |= {f"{null}_unmasked": over_heads(seen[form][:, 0]) for form, null in NULL_OF.items()}
     for null, values in zip(NULL_OF.values(), found.pop("shuffled"), strict=True):
         known[f"{null}_shuffled"] = np.percentile(over_heads(values), INTERVAL[1], axis=0)[None]
     variables: dict[str, tuple[Any, ...]] = {}
@@ -149,7 +158,7 @@ def leakage(
     for name in VARIABLES:  # [resample, entry, layer, head, band]
         variables |= _levels(name, found[name])
     variables |= _of_heads(found, mask)
-    options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh}
+    options = {"bands": bands, "lags": lags, "bootstrap": bootstrap, "seed": seed, "fresh": fresh, "unmasked": unmasked}
     entries = {"part": list(PARTS), "party": [*PARTIES, ALL], "other": [*PARTIES, ALL], "quantile": list(QUANTILES)}
     places = {**by_block(model.spec), "head": range(model.spec.heads), **band_coordinates(bands)}
     attrs = provenance(model, tokens, measurement="leakage", **options)
@@ -203,7 +212,12 @@ def _of_heads(found: Mapping[str, np.ndarray], mask: Float[np.ndarray, "layer ba
     return variables | with_ends("parties_of_heads", said, medians)
 
 
-NULLS = {"uniform": "uniform attention", "fresh": "fresh weights", "shuffled": "shuffled labels"}
+NULLS = {
+    "uniform": "uniform attention",
+    "fresh": "fresh weights",
+    "unmasked": "without its mask",
+    "shuffled": "shuffled labels",
+}
 OF_HEADS = {
     "log_form": "leakage V(l)",
     "position_share": "share of the variance of log-weights that the query's place explains",

@@ -125,8 +125,8 @@ def sampled(
     together = [slice(n, n + size) for n in range(0, count, size)]
 
     def made(some: slice) -> Float[Tensor, "prompt head query key"]:
-        """Logits of some prompts against keys from 0 on, which a window may hide."""
-        block = part_of(attention, prompts=some).logits(first, stop)
+        """Logits of some prompts against keys from 0 on, which a window may hide; later keys than the band's left out."""
+        block = part_of(attention, prompts=some).logits(first, stop)[..., : stop - attention.first_key(first)]
         return functional.pad(block, (attention.first_key(first), 0), value=float("-inf"))
 
     whole = made(together[0]) if len(together) == 1 else None  # what fits into one block is made once
