@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from toy.experiments import exchanges as module
 from toy.experiments.exchanges import Settings, circle, exchanges
@@ -45,14 +46,15 @@ def test_an_exchange_is_dated_between_and_jostling_is_none():
     angles[:, 1] -= path / 6
     angles[:, 4] += 0.45 * gap * np.sin(np.arange(steps))  # never half a gap beyond a neighbour
     angles[:, 5] = angles[:, 4] + 0.4 * gap * np.where(np.arange(steps) % 2, 1, -1)
-    (at,) = exchanges(angles)
+    ((at, *pair),) = exchanges(angles)
+    assert pair == [0, 1]
     assert angles[at, 0] == pytest.approx(angles[at, 1], abs=0.15 * gap)
 
 
 def test_who_goes_round_passes_everyone_once():
     angles = np.tile(np.linspace(0, 2 * math.pi, 8, endpoint=False), (400, 1))
     angles[:, 3] += np.linspace(0, 2 * math.pi, 400)
-    found = exchanges(angles % (2 * math.pi))
+    found = exchanges(angles % (2 * math.pi))[:, 0]
     np.testing.assert_allclose(found, np.arange(1, 8) * 399 / 8, atol=1)
     # Half a circle away, who is ahead of whom turns round without any exchange.
     angles = np.tile(np.linspace(0, 2 * math.pi, 8, endpoint=False), (400, 1))
@@ -63,7 +65,14 @@ def test_who_goes_round_passes_everyone_once():
 def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     """Two tokens change places in the middle of the training, and another pair before any circle is there."""
     s = Settings(
-        vocabulary=8, seeds=1, steps=4000, every=10, residual=("on",), learning_rate=(0.1,), schedule=("constant",)
+        vocabulary=8,
+        test=4,
+        seeds=1,
+        steps=4000,
+        every=10,
+        residual=("on",),
+        learning_rate=(0.1,),
+        schedule=("constant",),
     )
     kept = np.arange(0, 4001, 10)
     angles = np.tile(np.linspace(0, 2 * math.pi, 8, endpoint=False), (len(kept), 1))
@@ -76,14 +85,27 @@ def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     losses[[*range(495, 545), *range(1960, 2010)]] = 3.0
     model = Trained(s.runs()[0], losses, {}, recorded)
     picks = np.array([[True, False, False, False], [True] * 4])
-    monkeypatch.setattr(module, "scored", lambda models, test: (np.arange(8.0).reshape(2, 4), picks))
+    scored = lambda models, test: (np.arange(4.0 * len(models)).reshape(-1, 4), picks)  # noqa: E731
+    monkeypatch.setattr(module, "scored", scored)
+    monkeypatch.setattr(module, "fresh", lambda task, test: (None, torch.tensor([0, 1, 5, 0])))
     work: Any = SimpleNamespace(train=lambda *_, **__: [model], advance=lambda *_: None)
     ((cell, found),) = module._followed(s, kept, np.array([100, 400]), work)
     assert cell == ("on", 0.1, "constant", 0)
     assert found["exchanges"].tolist() == [1, 1]  # by the two points
     assert found["rate"] == [1000 / 3200, 1000 / 3200]  # of the embedding, of the unembedding
     assert (found["spikes"], found["spiked"]) == (1, 1.0)
+    assert found["wrong"] == [1 / 3, 0]  # of losses 0 to 3 that of the last, about token 0, is above log 8
+    assert found["order"].tolist() == np.argsort(circle(turned(angles))[2][-1]).tolist()
     (_, begun) = module.spikes(losses.numpy(), 8)
     near = sum(abs(step - begun) <= 50 for step in range(800, 4001, 10))
     assert found["spiked_chance"] == near / 321
     assert (found["picked"].tolist(), found["loss"].tolist()) == ([0.25, 1], [1.5, 5.5])
+
+
+def test_orders_are_compared_up_to_turns_and_reflections():
+    one = np.arange(9)
+    orders = np.stack([one, np.roll(one[::-1], 4), one * 2 % 9]).reshape(
+        1, 1, 1, 3, 9
+    )  # the last: no common neighbours
+    ds = xr.Dataset({"order": ((*module.DIMS, "token"), orders)})
+    np.testing.assert_allclose(module.shared(ds).values.ravel(), np.array([1 / 2, 1 / 2, 0]) - 2 / 8)

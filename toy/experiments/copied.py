@@ -33,8 +33,7 @@ def scored(
         task: Any = model.run.task
         groups.setdefault((model.run.architecture.shape, replace(task, batch=test)), []).append(i)
     for (shape, task), members in groups.items():
-        drawn = task.draw(None, torch.Generator().manual_seed(seed), 1)
-        inputs, answers = drawn.inputs[0], task.answers(drawn)[0]
+        inputs, answers = fresh(task, test, seed)
         for start, first in product(range(0, len(members), TOGETHER), range(0, test, CHUNK)):
             together, part = members[start : start + TOGETHER], slice(first, first + CHUNK)
             weights = {name: x.double() for name, x in stacked([models[i].weights for i in together]).items()}
@@ -44,6 +43,13 @@ def scored(
             scores[together, part] = losses(logits, answers[part]).numpy()
             picks[together, part] = picked(logits, ids, answers[part]).numpy()
     return scores, picks
+
+
+def fresh(task: Any, test: int, seed: int = FRESH) -> tuple[Int[Tensor, "sequence T"], Int[Tensor, " sequence"]]:
+    """(sequences, answers) of a task that no step of training draws."""
+    task = replace(task, batch=test)
+    drawn = task.draw(None, torch.Generator().manual_seed(seed), 1)
+    return drawn.inputs[0], task.answers(drawn)[0]
 
 
 def evaluated(models: Sequence[Trained], test: int) -> tuple[Float[np.ndarray, " model"], Float[np.ndarray, " model"]]:

@@ -4,6 +4,8 @@ What is measured stands in `docs/probes/match.md`. As embeddings lie on no circl
 are apart: all but the number of exchanges is told of those in the unembedding, from `SETTLED` of the training on.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar
@@ -23,10 +25,10 @@ from probes.measure import Headline
 from .. import checks
 from ..train import Run, Trained
 from . import previous_token
-from .copied import at_step, scored, spikes
+from .copied import at_step, fresh, scored, spikes
 from .experiment import Work
 from .previous_token import SWITCH, WEIGHTS
-from .reading import OVER_RUNS, change, courses, judge, lacking, learnt, lies, over, setting, state, under
+from .reading import OVER_RUNS, change, courses, judge, learnt, lies, need, no_more, over, setting, state, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
 TABLES = ("embedding", "unembedding")
@@ -84,6 +86,8 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
     points = np.unique(np.linspace(0, len(kept) - 1, POINTS + 1).round().astype(int))[1:]
     coords: dict[str, Any] = axes(s, *DIMS) | {
         "table": list(TABLES),
+        "who": ["the two", "others"],
+        "token": np.arange(s.vocabulary),
         "point": (("point",), kept[points], {"long_name": "updates of the weights", "units": "1"}),
     }
     single = np.float32
@@ -97,6 +101,10 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "spikes": Measure("loss spikes", dtype=np.int32),
         "spiked": Measure(f"share of exchanges within {NEAR} steps of a spike's beginning"),
         "spiked_chance": Measure("the same at shifted times, mean"),
+        "wrong": Measure(
+            "at exchanges near spikes: sequences about these tokens with a loss above log V", dims=("who",)
+        ),
+        "order": Measure("the unembedding's tokens by angle, at the end", dims=("token",), dtype=np.int16),
     }
     return sweep(coords, Part(DIMS, measures, _followed(s, kept, points, work)))
 
@@ -107,7 +115,8 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, work: Work) -> 
     trained = work.train("exchanges", runs, s.steps, record=kept.tolist(), recorded=WEIGHTS)
     for n, (cell, model) in enumerate(zip(s.cells(), trained, strict=True)):
         roundness, spread, angles = zip(*(circle(_rows(model, name, kept)) for name in TABLES), strict=True)
-        counted = [exchanges(of_table) for of_table in angles]
+        found = [exchanges(of_table) for of_table in angles]
+        counted = [of_table[:, 0] for of_table in found]
         settled = [of_table[kept[of_table] >= late] for of_table in counted]
         losses, picks = scored([at_step(model, step) for step in kept[points].tolist()], s.test)
         begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= late]
@@ -124,6 +133,8 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, work: Work) -> 
                 "spikes": len(begun),
                 "spiked": near[settled[1]].mean() if len(settled[1]) else np.nan,
                 "spiked_chance": near[kept >= late].mean(),
+                "wrong": wrong(model, kept, found[1][near[counted[1]]], s.test),
+                "order": np.argsort(angles[1][-1]),
             },
         )
         work.advance("circles", float(n + 1), float(len(runs)))
@@ -148,24 +159,43 @@ def circle(
 
 
 def exchanges(angles: Float[np.ndarray, "step token"]) -> np.ndarray:
-    """Steps at which pairs change places: by more than half a mean gap before and after, not around the far side."""
+    """(step, one, other) of pairs that change places, in the order of the steps.
+
+    By more than half a mean gap before and after, and not around the far side.
+    """
     count = angles.shape[1]
     found = []
     for one in range(count - 1):
         ahead = angles[:, one, None] - angles[:, one + 1 :]
         ahead = (ahead + np.pi) % (2 * np.pi) - np.pi
-        for lead in ahead.T:
+        for other, lead in enumerate(ahead.T, start=one + 1):
             clear = np.flatnonzero(np.abs(lead) > np.pi / count)
             turned = np.flatnonzero(np.sign(lead[clear[1:]]) != np.sign(lead[clear[:-1]]))
             for before, after in zip(clear[turned], clear[turned + 1], strict=True):
                 if max(abs(lead[before]), abs(lead[after])) < np.pi / 2:
-                    found.append(int(before + after) // 2)
-    return np.sort(np.array(found, int))
+                    found.append((int(before + after) // 2, one, other))
+    return np.array(sorted(found), int).reshape(-1, 3)
+
+
+def wrong(model: Trained, kept: np.ndarray, found: np.ndarray, test: int) -> Sequence[float]:
+    """Of sequences about the two tokens of these exchanges, and about others, the share with a loss above log V.
+
+    The right token then has less than one who knows nothing would give it: others are trusted. Mean over exchanges.
+    """
+    if not len(found):
+        return [np.nan, np.nan]
+    task: Any = model.run.task
+    steps, answers = np.unique(found[:, 0]), fresh(task, test)[1].numpy()
+    losses = scored([at_step(model, int(step)) for step in kept[steps]], test)[0]
+    at = (losses > math.log(task.vocabulary))[np.searchsorted(steps, found[:, 0])]  # [exchange, sequence]
+    two = (answers == found[:, 1:, None]).any(1)
+    return [float(((at & who).sum(1) / np.maximum(who.sum(1), 1)).mean()) for who in (two, ~two)]
 
 
 # -- what a result says
 
 ROUND = 0.1  # roundness of what counts as a circle, ours
+ALIKE = 0.05  # of neighbours: orders that share no more of them than chance and this are random, ours
 SLOW, FAST, VOCABULARY = 0.01, 0.1, 100
 AT_END = f"after {SETTLED:.0%} of the training"
 
@@ -173,6 +203,21 @@ AT_END = f"after {SETTLED:.0%} of the training"
 def end(ds: xr.Dataset, name: str) -> xr.DataArray:
     """A curve's end."""
     return ds[name].isel(point=-1, drop=True)
+
+
+def shared(ds: xr.Dataset) -> xr.DataArray:
+    """How many more of a run's neighbours on the circle are neighbours in another seed's than chance gives; mean over seeds.
+
+    Tokens of toys have no order of their own, and orders are compared up to turns and reflections.
+    """
+    order = ds["order"].transpose(*DIMS, "token")
+    edges = np.sort(np.stack([order.values, np.roll(order.values, 1, -1)], -1), -1) @ [1000, 1]  # [..., seed, edge]
+    seeds, count = edges.shape[-2:]
+    need(seeds > 1)
+    both = (edges[..., :, None, :, None] == edges[..., None, :, None, :]).sum((-1, -2)) / count  # [..., seed, seed]
+    excess = (both.sum(-1) - 1) / (seeds - 1) - 2 / (count - 1)
+    first = order.isel(token=0, drop=True)
+    return first.copy(data=excess).where(first.notnull())
 
 
 RADIUS = Headline("deviation of the radius over its mean at the end", lambda ds: end(ds, "roundness"))
@@ -183,8 +228,15 @@ SPIKED = Headline(
     lambda ds: (ds["spiked"] - ds["spiked_chance"]).where(ds["spikes"] > 0),
     form="+.3f",
 )
+WRONG = Headline(
+    "at exchanges near spikes, the share of sequences about the two tokens whose loss is above log V, what one who knows "
+    "nothing has, less that of sequences about others",
+    lambda ds: ds["wrong"].sel(who="the two") - ds["wrong"].sel(who="others"),
+    form="+.3f",
+)
+SHARED = Headline("the share of neighbours that other seeds have, too, less that of random orders, 2 / (V - 1)", shared)
 HEADLINES = (
-    *(RADIUS, GAPS, RATE, SPIKED),
+    *(RADIUS, GAPS, RATE, SPIKED, WRONG, SHARED),
     Headline("loss at the end, nats", lambda ds: end(ds, "loss")),
     Headline("right of its own tokens", lambda ds: end(ds, "picked")),
     Headline(f"spikes {AT_END}", lambda ds: ds["spikes"]),
@@ -244,11 +296,10 @@ state(liu, "change-places", _move, lies(RATE, over(0), CONSTANT, _by))
 state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", lies(SPIKED, over(0), CONSTANT, BOTH))
 
 
-for _name, _words, _rule in (
-    ("confidently-wrong", "at a spike the tokens that change places are confidently wrong", "their margins there"),
-    ("order-random", "the order of tokens on the circle is random", "orders of several seeds against permuted ones"),
-):
-    liu(_name, "", f"{TASK} {_words}.", rule=f"{_rule}: not kept by these runs")(lacking)
+_text = f"{TASK} at a spike the tokens that change places are confidently wrong."
+state(liu, "confidently-wrong", _text, lies(WRONG, over(0), CONSTANT, BOTH))
+_at, _text = {"schedule": "constant"}, f"{TASK} the order of tokens on the circle is random."
+state(liu, "order-random", _text, lies(SHARED, no_more(ALIKE), _at, f"{BOTH}; of the rows of the unembedding"))
 
 
 _rates: Any = [{"schedule": _schedule} for _schedule in ("constant", "cosine")]
