@@ -424,7 +424,7 @@ for _id, _where, _text, _rule in (
         "two-ends-unmasked",
         "section 5, Fig. 3",
         "data biased to both ends give the biases of Fig. 3 without a mask",
-        _ended,
+        f"{_ended}, and none can pass without encoding: the order of items and labels, which binds them, is then unknown",
     ),
     (
         "fixed-vocabulary-biased",
