@@ -23,7 +23,7 @@ from probes.theory.kernel import second_moment
 # By folder: the measure, prompts and their length, options.
 RUNS: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "trajectory": ("trajectory", 5, 32, {"starts": 4}),
-    "leakage": ("leakage", 5, 32, {"bootstrap": 9}),
+    "leakage": ("leakage", 5, 32, {"bootstrap": 9, "unmasked": True}),
     "sinks": ("sinks", 5, 32, {"reacts": "mean", "evict": "1", "keep": "8", "effect": "2"}),
     "bos-swap": ("bos-swap", 4, 32, {"replace": "mean,zero", "bootstrap": 9, "products": 20}),
     "decode": ("decode", 9, 32, {"erase": "2", "controls": 2, "bootstrap": 9, "recall": 0}),

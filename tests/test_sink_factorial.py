@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from measured import close, drawn_tokens, refused
 
@@ -51,7 +52,7 @@ def synthetic(interaction: float) -> xr.Dataset:
     return xr.Dataset({"loss_change": (dims, change), "recall_change": recall}, coords)
 
 
-@pytest.mark.parametrize(("interaction", "says"), [(-0.9, "less together"), (0.9, "more together"), (0.0, "undecided")])
+@pytest.mark.parametrize(("interaction", "says"), [(-0.9, "cost less"), (0.9, "cost more"), (0.0, "undecided")])
 def test_interactions_are_judged_on_the_half_that_did_not_choose_the_block(interaction, says):
     ds = synthetic(interaction)
     block, found, sure = judged(ds)[LOSS, "position 0"]
@@ -74,8 +75,8 @@ def test_what_cannot_be_measured_is_refused(model):
 def test_a_second_sink_is_the_first_token_once_more(model):
     """Its arms act on the key at the place, of prompts whose token there is put, which is no target."""
     tokens = probes.prompts(model, n=3, length=24)
-    found, there = sink_factorial(model, tokens, blocks=[1], lists=0, place=10), tokens.clone()
-    there[:, 10] = there[:, 0]
+    found = sink_factorial(model, tokens, blocks=[1], lists=0, place=10)
+    there = torch.cat([tokens[:, :10], tokens[:, :1], tokens[:, 11:]], 1)
     counted = np.delete(np.arange(1, 23), 8)  # the loss of position 9 is that of the token at 10
     plain = consequences(model, there)[0][:, counted].mean(1)
     close(found.loss_before, plain, 1e-9)

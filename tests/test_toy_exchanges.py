@@ -64,16 +64,8 @@ def test_who_goes_round_passes_everyone_once():
 
 def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     """Two tokens change places in the middle of the training, and another pair before any circle is there."""
-    s = Settings(
-        vocabulary=8,
-        test=4,
-        seeds=1,
-        steps=4000,
-        every=10,
-        residual=("on",),
-        learning_rate=(0.1,),
-        schedule=("constant",),
-    )
+    one: Any = {"seeds": 1, "residual": ("on",), "learning_rate": (0.1,), "schedule": ("constant",)}
+    s = Settings(vocabulary=8, test=4, steps=4000, every=10, **one)
     kept = np.arange(0, 4001, 10)
     angles = np.tile(np.linspace(0, 2 * math.pi, 8, endpoint=False), (len(kept), 1))
     for token, at in ((0, 200), (4, 40)):

@@ -52,6 +52,7 @@ SETS = {  # words of `probes.edited`, of each arm; the first is the claim's, the
     "random value": ("value-random", "released", "released+value-random"),
 }
 SECOND = ("without-value-{0}", "released-{0}", "without-{0}")  # of a second sink at a place
+HALF = "of the half of the documents (or couples of lists) that did not choose the block"
 LOSS, FIRST, REST, COPY = "loss", "log p, first pair", "log p, other pairs", "loss of a copy"
 OF_LISTS = (FIRST, REST)
 EXACT = ("exact, first pair", "exact, other pairs")  # shown beside them, not judged
@@ -112,7 +113,7 @@ def sink_factorial(
         if name not in SETS:
             raise InputError(f"set '{name}' is unknown; give {', '.join(SETS)}")
     if lists % 2 or lists < 0:
-        raise InputError(f"{lists} lists are no even number; they come in couples")
+        raise InputError(f"lists={lists}: lists come in couples; give an even number, or 0 for none")
     if not 2 <= asked <= pairs:
         raise InputError(f"asked={asked} is out of range; give 2 to {pairs}, the pairs of a list")
     most = len(tokens) if tokens.shape[1] > 3 else 0  # in a half of one token there is nothing to repeat
@@ -320,7 +321,7 @@ def _recalled(ds: xr.Dataset) -> xr.DataArray:
 def _way(found: Interval, sure: bool) -> str:
     if not sure:
         return "undecided"
-    return f"costs {'less' if found.value < 0 else 'more'} together than the sum of each alone"
+    return f"both together cost {'less' if found.value < 0 else 'more'} than the sum of each alone"
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -352,7 +353,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
                 arms.append([model, own, outcome, block, arm, interval(*effect.values[place], form="+.3g")])
     of = ("model", "set", "outcome", "from block")
     return [
-        Table("Interactions", (*of, "both off, less each alone (nat)", "differs from 0 after Holm"), rows),
+        Table(f"Interactions, {HALF}", (*of, "both off, less each alone (nat)", "differs from 0 after Holm"), rows),
         Table("Changes", (*of, "arm", "change (nat, or share)"), arms),
     ]
 

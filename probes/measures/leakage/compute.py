@@ -215,7 +215,7 @@ def _of_heads(found: Mapping[str, np.ndarray], mask: Float[np.ndarray, "layer ba
 NULLS = {
     "uniform": "uniform attention",
     "fresh": "fresh weights",
-    "unmasked": "without its mask",
+    "unmasked": "attention without a mask",
     "shuffled": "shuffled labels",
 }
 OF_HEADS = {

@@ -137,12 +137,13 @@ def retrieval(
 
         return kept.each("mechanism", mechanism, one).stacked("norm")
 
+    of: Any = {"reference": torch.tensor(couple(0).contexts), "seed": seed}
+    shocked = {shock: edited(model, shock, **of) for shock in shocks}  # refused, if so, before anything is measured
     values = recalled(model, pieces, contexts)
     if mechanism:
         values["norm_profile"], changed = norms(model, pieces), list[tuple[np.ndarray, np.ndarray]]()
-        for shock in shocks:
+        for shock, view in shocked.items():
             kept = pieces.within(shock)
-            view = edited(model, shock, reference=torch.tensor(couple(0).contexts), seed=seed)
             changed.append((norms(view, kept), recalled(view, kept, mechanism, range(pairs))["log_p"]))
         if changed:
             values["norm_shocked"], values["log_p_shocked"] = map(np.stack, zip(*changed, strict=True))
