@@ -23,7 +23,7 @@ STEPS := $(addprefix tiny-llama@step,0 100 300 1000) tiny-llama  # sinks as trai
 
 BENCHED := $(if $(BENCH),runs/quick,reports)/benchmarks.md
 
-REPORTS := $(addprefix report-,jacobian bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
+REPORTS := $(addprefix report-,jacobian sink-factorial bos-swap leakage theory sinks trajectory scalar steps)  # the longest first
 
 .PHONY: env test docs wheel smollm2 gemma report llm $(REPORTS) lint bench size clean
 .DEFAULT_GOAL := test
@@ -75,6 +75,8 @@ report-jacobian:
 	$(BIN)/headwater jacobian $(BUNDLED) --seeds 2 --out reports/jacobian
 report-bos-swap:
 	$(BIN)/headwater bos-swap $(BUNDLED) --replace mean,random --prompts 64 --length 128 --out reports/bos-swap
+report-sink-factorial:
+	$(BIN)/headwater sink-factorial tiny-llama tiny-qwen2 --prompts 64 --length 128 --lists 0 --copies 64 --out reports/sink-factorial
 report-leakage:
 	$(BIN)/headwater leakage $(BUNDLED) --prompts 256 --length 128 --out reports/leakage
 report-theory:

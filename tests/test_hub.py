@@ -67,8 +67,7 @@ def test_hub_ids_give_the_numbers_of_their_folders_and_no_file_is_fetched_twice(
         assert torch.equal(*(one.residual(one.embed(torch.arange(3, 40)[None])) for one in (view, plain)))
         repository, commit = re.split("[:@]", name)[0], step if "@" in name else tag(f"{name.partition(':')[0]}main")
         described = {"name": name.partition("@")[0], "revision": commit}
-        assert view.identity == replace(plain.identity, **described)
-        assert view.first_ids == plain.first_ids
+        assert (view.identity, view.first_ids) == (replace(plain.identity, **described), plain.first_ids)
         files = [path for path in (folder / own.partition("/")[0]).iterdir() if path.suffix != ".bin"]
         new = {(repository, path.name, path.read_bytes()) for path in files} - seen
         assert fetched(hub) == sorted(path for _, path, _ in new)

@@ -77,8 +77,7 @@ def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     losses[[*range(495, 545), *range(1960, 2010)]] = 3.0
     model = Trained(s.runs()[0], losses, {}, recorded)
     picks = np.array([[True, False, False, False], [True] * 4])
-    scored = lambda models, test: (np.arange(4.0 * len(models)).reshape(-1, 4), picks)  # noqa: E731
-    monkeypatch.setattr(module, "scored", scored)
+    monkeypatch.setattr(module, "scored", lambda models, test: (np.arange(4.0 * len(models)).reshape(-1, 4), picks))
     monkeypatch.setattr(module, "fresh", lambda task, test: (None, torch.tensor([0, 1, 5, 0])))
     work: Any = SimpleNamespace(train=lambda *_, **__: [model], advance=lambda *_: None)
     ((cell, found),) = module._followed(s, kept, np.array([100, 400]), work)

@@ -15,30 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ... import options
-from ...charts import (
-    BLUE,
-    DASHED,
-    DOTTED,
-    GREEN,
-    GREY,
-    INK,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Panel,
-    Series,
-    blocks,
-    dots,
-    panels,
-)
+from ...charts import BLUE, DASHED, DOTTED, GREEN, GREY, INK, PURPLE, SKY, Panel, Series, blocks, dots, panels
 from ...measure import Headline, Measure
 from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, interval, number, variance
 from .compute import ALL, NULLS, PARTIES, QUANTILES
 from .compute import leakage as leakage
 
-OF_NULLS = {"uniform": (SKY, DASHED), "unmasked": (VERMILLION, DASHED)}
-OF_NULLS |= {"fresh": (PURPLE, DOTTED), "shuffled": (GREY, DOTTED)}
+LINES = (SKY, DASHED), (PURPLE, DOTTED), (BLUE, DASHED), (GREY, DOTTED)
+OF_NULLS = dict(zip(NULLS, LINES, strict=True))
 # Entries of the symmetric matrix, in words.
 ENTRIES = {
     **{party: (party, party) for party in PARTIES},
