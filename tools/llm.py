@@ -69,7 +69,7 @@ LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
 # `sink-factorial`, at the block where its interaction is largest.
 IN_CONTEXT = "--pairs 24 --profile-prompts 0"
 FEW, FEWER = f"{IN_CONTEXT} --contexts 16 --mechanism 16", f"{IN_CONTEXT} --contexts 12 --mechanism 12"
-SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in (3, 6)}
+SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in (0, 3, 6)}
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
 STEMS = [Path(model).stem for model in RULES]
@@ -156,6 +156,7 @@ unmasked/leakage       {GEMMA} --unmasked --fresh 0 --prompts 128 --length 128
 t8192/evict/sinks      {SMOLLM2} --prompts 3 --length 8192 --reacts off --evict 0,4 --keep 1020
 t1024/horizon          {SMOLLM2} --prompts 24 --length 1024 --every 10
 t1024/horizon          {GEMMA} --prompts 24 --length 1024 --every 6
+t1024/horizon          {QWEN} --prompts 24 --length 1024 --every 8
 t2048/horizon          {SMOLLM2} --prompts 24 --length 2048 --every 10
 erased/horizon         {SMOLLM2} --prompts 24 --length 256 --every 10 --erase 24
 erased/horizon         {GEMMA} --prompts 24 --length 256 --every 6 --erase 24
@@ -184,8 +185,10 @@ context-json/retrieval {GEMMA} {FEWER} --template json
 context-nouns/retrieval {GEMMA} {FEWER} --digits 0
 context-announced/retrieval {GEMMA} {FEWER} --template announced
 context-apart/retrieval {GEMMA} {FEWER} {SHOCKS[3]}
-context/retrieval      {QWEN} {FEWER} --keys alike
+context/retrieval      {QWEN} {FEWER} --keys alike {SHOCKS[0]}
 context-json/retrieval {QWEN} {FEWER} --keys alike --template json
+context-nouns/retrieval {QWEN} {FEWER} --keys alike --digits 0
+context-announced/retrieval {QWEN} {FEWER} --keys alike --template announced
 rule-0.02/jacobian     {SMOLLM2} {INIT} 0.02
 rule-1-24/jacobian     {SMOLLM2} {INIT} 1/24
 inspect/capitals/inspect {SMOLLM2} --prompt '{CAPITALS}' --initialization smollm2-135m

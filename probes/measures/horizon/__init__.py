@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,7 +73,8 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     reach, octaves, behind, leaks, costs, layers = [], [], [], [], [], []
     for model, ds in results.items():
         for arm, ends in zip(map(str, ds["arm"].values), horizons(ds).values, strict=True):
-            reach.append([model, arm, number(ends[0], ".0f"), number(ends[2], ".0f"), str(ds.sizes["position"] - 1)])
+            surely, most = (f"{end:.0f}" if end else "none" for end in ends[::2])
+            reach.append([model, arm, surely, most, str(ds.sizes["position"] - 1)])
             at = ds.sel(arm=arm)
             for octave in map(str, ds["octave"].values):
                 where: dict[str, Any] = {"octave": octave}
@@ -113,7 +114,12 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     return [table for table in found if table.rows]
 
 
-CAPTION = "R^2 within octaves, block chosen on other documents; 0: knows the octave alone. Bands: 95 % over documents."
+LEAST = -0.25  # a reader that misses by more says no more about the stream
+OF_FIGURE = (("sink held", "hidden", "second sink"), ("log Z held", "unmasked", "fresh"))  # a row of panels each
+CAPTION = (
+    "R^2 within octaves, block chosen on other documents; 0: knows the octave alone. Bands: 95 % over documents. "
+    f"Below {LEAST} is not drawn."
+)
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
@@ -124,16 +130,15 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         cell.set_xlim(-0.3, len(names) - 0.7)
         cell.set_xlabel(label)
 
-    def read(cell: Axes, ds: xr.Dataset, before: str = "", along: str = "octave") -> None:
-        at = ds.isel({along: slice(1, None)})
-        arms = [str(arm) for arm in ds["arm"].values if np.isfinite(at[f"{before}r2_chosen"].sel(arm=arm)).any()]
-        drawn = []
-        for arm, color in zip(arms, CYCLE, strict=False):
+    def read(cell: Axes, ds: xr.Dataset, among: Sequence[str] = ARMS, before: str = "", along: str = "octave") -> None:
+        at, drawn = ds.isel({along: slice(1, None)}), []
+        arms = [arm for arm in among if arm in ds["arm"] and np.isfinite(at[f"{before}r2_chosen"].sel(arm=arm)).any()]
+        for arm in arms:
             ends = [at[f"{before}r2_chosen{end}"].sel(arm=arm).values for end in ("", "_low", "_high")]
-            drawn.append(Series(arm, ends[0], color, ends[1], ends[2], marker="o"))
+            drawn.append(Series(arm, ends[0], CYCLE[ARMS.index(arm)], ends[1], ends[2], marker="o"))
         null = at[f"{before}r2_chosen_shuffled"].sel(arm=arms[0]).values
         curves(cell, [*drawn, Series("null: shuffled", null, GREY, line=DASHED)])
-        cell.set_ylim(bottom=max(-0.25, cell.get_ylim()[0]))
+        cell.set_ylim(bottom=max(LEAST, cell.get_ylim()[0]))
         axis(cell, at[along].values, "octave, from position" if not before else "octave, tokens behind the place")
 
     def leak(cell: Axes, ds: xr.Dataset) -> None:
@@ -149,7 +154,14 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         level(cell, 0.0, "as a control")
         axis(cell, ds["erased_octave"].values, "octave, from position")
 
-    rows = [Panel("R^2 of log(1 + i)", read, share=True, height=2.9)]
+    there = {str(arm) for ds in results.values() for arm in ds["arm"].values}
+    groups = [group for group in OF_FIGURE if there & set(group)] or [()]
+    left_out = ", ".join(sorted(there & set(groups[-1]))) if len(groups) > 1 and len(results) > 2 else ""
+    note = f"In the table alone: {left_out}." if left_out else ""
+    rows = [
+        Panel("R^2 of log(1 + i)", partial(read, among=(AS_IT_IS, *own)), note=note, share=True, height=2.9)
+        for own in groups
+    ]
     more = {
         "behind_r2": Panel("R^2 of log(1 + i - place)", partial(read, before="behind_", along="distance")),
         "leakage": Panel("leakage (nat²)", leak),
@@ -193,7 +205,7 @@ MEASURE = Measure(
     compute=horizon,
     options=Options,
     headlines=(
-        Headline("horizon, last position that is read", horizons, form=".0f"),
+        Headline("horizon, last position that is read (0: none)", horizons, form=".0f"),
         Headline("R^2 at positions, block chosen on other documents", lambda ds: ds["r2_chosen_by_prompt"]),
         Headline("d' of positions i and 2i", partial(with_interval, name="d_prime")),
         Headline("leakage, median head (nat²)", partial(with_interval, name="leakage")),
