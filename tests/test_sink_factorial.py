@@ -83,5 +83,5 @@ def test_a_second_sink_is_the_first_token_once_more(model):
     for arm, word in zip(ARMS, ("without-value-10@1", "released-10@1", "without-10@1"), strict=True):
         changed = consequences(probes.edited(model, word), there)[0][:, counted].mean(1) - plain
         close(found.loss_change.sel(set="second sink", arm=arm, block=1), changed, 1e-9, 1e-12)
-    with refused("place=23 goes without lists, and is 2 to 22 in these prompts"):
+    with refused("place=23 is out of range; give 2 to 22"):
         sink_factorial(model, tokens, blocks=[1], lists=0, place=23)

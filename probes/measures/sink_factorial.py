@@ -109,9 +109,8 @@ def sink_factorial(
         InputError: no such set or block, an odd number of lists, or values that are not finite.
     """
     chosen, sets = _blocks(model, blocks), list(dict.fromkeys(sets))
-    for name in sets:
-        if name not in SETS:
-            raise InputError(f"set '{name}' is unknown; give {', '.join(SETS)}")
+    if unknown := [name for name in sets if name not in SETS]:
+        raise InputError(f"set '{unknown[0]}' is unknown; give {', '.join(SETS)}, or all")
     if lists % 2 or lists < 0:
         raise InputError(f"lists={lists}: lists come in couples; give an even number, or 0 for none")
     if not 2 <= asked <= pairs:
@@ -123,7 +122,8 @@ def sink_factorial(
     check_logits(model)
     if place is not None:
         if lists or not 1 < place < tokens.shape[1] - 1:
-            raise InputError(f"place={place} goes without lists, and is 2 to {tokens.shape[1] - 2} in these prompts")
+            wrong = "goes without lists; give lists=0" if lists else f"is out of range; give 2 to {tokens.shape[1] - 2}"
+            raise InputError(f"place={place} {wrong}")
         tokens = tokens.index_copy(1, torch.tensor([place]), tokens[:, :1])
     maker = _maker(model, tokens, Rung(pairs, keys)) if lists else None
     words = {name: SETS[name] for name in sets}

@@ -60,6 +60,8 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         ):
             verdict = "more than a control" if costs[1] > 0 else "not clearly more than a control"
             line += f"; erased at {octave} it costs {verdict}, {interval(*costs, form='+.3g')} nat"
+        if (count := len(np.unique(units(ds)))) < ENOUGH:
+            line += f"; readers of few documents ({count} here) read less than there is"
         lines.append(line + ".")
     return lines
 
@@ -114,6 +116,7 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
     return [table for table in found if table.rows]
 
 
+ENOUGH = 24  # documents; SmolLM2's R^2 at 64 to 127 is 0.17 with 24 of them and 0.27 with 96
 LEAST = -0.25  # a reader that misses by more says no more about the stream
 OF_FIGURE = (("sink held", "hidden", "second sink"), ("log Z held", "unmasked", "fresh"))  # a row of panels each
 CAPTION = (
