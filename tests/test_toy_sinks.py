@@ -128,7 +128,7 @@ def test_toys_that_do_not_retrieve_or_were_not_run_are_not_judged(tiny):
     ds = made_up(tiny)
     ds["novel_accuracy"].loc[{"mask": "causal"}] = 0.5
     assert [c.verdict for c in of_sinks(ds)] == ["not trained"] * 2 + ["holds"] * 3
-    ds["over_tau"].loc[{"mask": "window-5", "seed": 0, "key": 3}] = 0.9
+    ds["over_tau"].loc[{"mask": "window-9", "seed": 0, "key": 3}] = 0.9
     assert of_sinks(ds)[2].verdict == "undecided"
     assert {c.verdict for c in of_sinks(tiny.ds)} == {"not trained"}
     for mask, judged in (("prefix-2", [None, None, None, None, True]), ("window-5", [None, None, True, None, None])):
