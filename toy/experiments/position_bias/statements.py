@@ -435,6 +435,11 @@ for _id, _where, _text, _rule in (
         "with residual streams, too, depth consistently amplifies the bias",
         _ended,
     ),
-    ("rope-decays-less", "section 4", "RoPE decays much less with distance than a decay mask", "both decays: not run"),
+    (
+        "rope-decays-less",
+        "section 4",
+        "RoPE decays much less with distance than a decay mask",
+        "not judged: what a logit loses to RoPE depends on its size and angles",
+    ),
 ):
     wu(_id, _where, f"{TASK} {_text}.", rule=_rule)(lacking)
