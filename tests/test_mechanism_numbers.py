@@ -88,24 +88,31 @@ def test_slopes_are_those_of_regressions_on_dummies():
         changes = ds["norm_profile"].values * np.exp(draw.normal(size=shape) + draw.normal(size=(2, 12, 1)))
         after = ds["log_p"].values + draw.normal(size=shape) + np.log(changes / ds["norm_profile"].values)
         by = ("shock", "traced", "depth")
-        cells.append(ds.assign(norm_shocked=(by, changes), log_p_shocked=(by, after)))
+        gain = ds["log_p"] - ds["norm_profile"].values * draw.normal(
+            size=(12, 10)
+        )  # less a control that the norm tells
+        cells.append(ds.assign(norm_shocked=(by, changes), log_p_shocked=(by, after), gain=gain))
 
     def fitted(kept: np.ndarray, kind: str) -> float:
         rows = []
         for cell, ds in enumerate(cells):
             norm, log_p = np.log(ds["norm_profile"].values), ds["log_p"].values
             for n, k in np.ndindex(norm.shape):
-                if n // 2 in kept and kind == "within":
-                    rows.append((ds["gain"].values[n, k], norm[n, k], f"{cell} {n}", f"{cell} depth {k}"))
+                if n // 2 in kept and not kind.startswith("shocks"):
+                    gain = ds["gain"].values[n, k]
+                    control = log_p[n, k] - gain if kind == "log p, control" else 0.0
+                    y = gain if kind == "within" else log_p[n, k]
+                    rows.append((y, norm[n, k], control, f"{cell} {n}", f"{cell} depth {k}"))
                 for shock in (0, 1):
                     y = ds["log_p_shocked"].values[shock, n, k] - log_p[n, k]
                     x = np.log(ds["norm_shocked"].values[shock, n, k]) - norm[n, k]
                     known = f"{cell} {shock} {n}", f"{cell} {shock} depth {k}" if kind == "shocks, depth" else "all"
-                    if n // 2 in kept and kind != "within" and k > 0:
-                        rows.append((y, x, *known))
-        y, x, *labels = zip(*rows, strict=True)
+                    if n // 2 in kept and kind.startswith("shocks") and (k > 0 or kind == "shocks, first"):
+                        rows.append((y, x, 0.0, *known))
+        y, x, control, *labels = zip(*rows, strict=True)
         dummies = [np.array(column) == one for column in labels for one in sorted(set(column))]
-        return float(np.linalg.lstsq(np.column_stack([x, *dummies]).astype(float), np.array(y), rcond=None)[0][0])
+        columns = np.column_stack([x, control, *dummies]).astype(float)
+        return float(np.linalg.lstsq(columns, np.array(y), rcond=None)[0][0])
 
     found, couple = context.slopes(cells), np.arange(6)
     assert list(found) == list(context.SLOPES)
@@ -131,3 +138,24 @@ def test_pooled_correlations_have_random_effects():
         assert np.argmax(spread) == (z[1] > 0)
         assert (between, found.value) == pytest.approx((tau2**0.5, mean))
         assert found.high - mean == pytest.approx(4.302652729911275 * (max(spread) / weight.sum()) ** 0.5)
+
+
+def test_cells_are_told_by_model_by_other_controls_and_by_norms_of_their_own_form():
+    draw, cells = np.random.default_rng(5), dict[str, xr.Dataset]()
+    for model, form in ((m, f) for m in "xyz" for f in ("json", "announced")):
+        wave = np.sin((3 if form == "json" else 5) * np.arange(10))  # what all models share in a form
+        ds = result(draw).assign_attrs(model=model, options=f'{{"template": "{form}"}}')
+        ds = ds.assign(norm_profile=ds["norm_profile"] * np.exp(3 * wave), gain=ds["gain"] + 3 * wave)
+        cells[f"{model}, {form}"] = ds
+    found = context.pooled(cells)
+    z = {name: np.arctanh(context.follows(ds, "norm_profile")[0].value) for name, ds in cells.items()}
+    means = np.array([(z[f"{m}, json"] + z[f"{m}, announced"]) / 2 for m in "xyz"])
+    assert np.arctanh(found.by_model[:3]) == pytest.approx(jackknifed(np.mean, means, np.arange(3))[:3])
+    assert found.rho.value > found.exchanged > 0.8
+    assert found.exchanges > 0.05 >= found.shifts  # what a form's models share is no evidence of their own
+    others = context.otherwise(cells)
+    assert others["without x"].rho == context.pooled({n: ds for n, ds in cells.items() if n[0] != "x"}).rho
+    curves = np.array([ds["gain"].mean("context").values, np.log(ds["norm_profile"]).mean("traced").values])
+    d, p = np.log(105 - ds["place"].values), np.log(ds["place"].values)
+    left = out_of(curves.argsort(1).argsort(1), [d, p, d**2, p**2])
+    assert context.given(ds, "these and their squares")(*curves) == pytest.approx(np.corrcoef(left)[0, 1])

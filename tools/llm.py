@@ -35,7 +35,7 @@ from probes.data.documents import BUNDLED, read_documents
 from probes.errors import InputError
 from probes.headlines import headlines, write_tables
 from probes.measure import measure, questions
-from probes.measures.retrieval.context import SLOPES, answers, by_model, forest
+from probes.measures.retrieval.context import SLOPES, answers, by_model, forest, otherwise
 from probes.measures.retrieval.numbers import SLOPE, statements
 from probes.models.named import located
 from probes.results.dataset import load, save
@@ -276,7 +276,14 @@ def in_context(folder: Path = OUT / "context") -> None:
     none = Interval(math.nan, math.nan, math.nan)
     rows = [[name, *(interval(*of.get(one, none)[:3], form="+.2f") for one in columns)] for name, of in said.items()]
     brackets = "Slopes in nat per unit of the log norm. Brackets are 95 % intervals over couples of lists."
-    report = Report("Sensitivity in context", brackets, [Table("By cell", ("", *columns), rows)], answers(cells))
+    checks = [
+        [name, interval(*found.rho[:3], form="+.2f"), f"{found.shifts:.2g}"]
+        for name, found in otherwise(cells).items()
+        if found
+    ]
+    other = Table("All cells, otherwise", ("", "partial rank correlation", "p under shifts"), checks)
+    tables = [Table("By cell", ("", *columns), rows), other]
+    report = Report("Sensitivity in context", brackets, tables, answers(cells))
     write_report(report, folder / "context.md", "python tools/llm.py --only context")
     save_chart(forest(cells), folder / "context.png")
 

@@ -13,9 +13,10 @@ Statistics in Medicine 22 (2003), 2693, nowhere narrower than those of the forme
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -43,9 +44,20 @@ MARGIN = 0.3  # a partial correlation that is smaller counts as none
 DRAWS, SPLITS = 10_000, 200  # of profiles dealt to cells; halves of couples
 SLOPES = {  # of recall on the log norm, in nat, by name
     "within": "gain, given list and depth",
+    "log p": "log p, given list and depth",
+    "log p, control": "log p, given list, depth and log p behind the other list",
     "shocks": "log p under shocks, given list and shock",
+    "shocks, first": "log p under shocks, given list and shock, first pair included",
     "shocks, depth": "log p under shocks, given list, depth and shock",
 }
+CONTROLS = {  # of log distance d, log position p and depth k, from -1 to 1; the first are the claim's
+    "log distance, log position": lambda d, p, k: (d, p),
+    "these and depth": lambda d, p, k: (d, p, k),
+    "these and their squares": lambda d, p, k: (d, p, d**2, p**2),
+    "depth up to its fourth power": lambda d, p, k: (k, k**2, k**3, k**4),
+}
+DRAWN = ("within", "log p, control", "shocks")  # of slopes
+CLAIMED = next(iter(CONTROLS))
 
 
 def log_distance(ds: xr.Dataset) -> Float[np.ndarray, " depth"]:
@@ -58,9 +70,11 @@ def if_enough(found: Interval, unit: np.ndarray) -> Interval:
     return found if len(np.unique(unit)) >= FEWEST else found._replace(low=math.nan, high=math.nan)
 
 
-def given(ds: xr.Dataset) -> Correlation:
-    """Of two curves' ranks, log distance and log position taken out of both; NaN where nothing is left of one."""
-    known = np.column_stack([np.ones(ds.sizes["depth"]), log_distance(ds), np.log(ds["place"].values)])
+def given(ds: xr.Dataset, controls: str = CLAIMED) -> Correlation:
+    """Of two curves' ranks, `CONTROLS` taken out of both; NaN where nothing is left of one."""
+    count = ds.sizes["depth"]
+    of = CONTROLS[controls](log_distance(ds), np.log(ds["place"].values), np.linspace(-1, 1, count))
+    known = np.column_stack([np.ones(count), *of])
 
     def partial(a: np.ndarray, b: np.ndarray) -> float:
         ranks = np.column_stack([rankdata(a), rankdata(b)])
@@ -71,7 +85,7 @@ def given(ds: xr.Dataset) -> Correlation:
     return partial
 
 
-def follows(ds: xr.Dataset, profile: str) -> tuple[Interval, ShiftNull]:
+def follows(ds: xr.Dataset, profile: str, controls: str = CLAIMED) -> tuple[Interval, ShiftNull]:
     """Partial rank correlation over depth of the mean gain with one of `PROFILES`, both resampled, and what shifts give.
 
     With log distance a plain one. Prompts of ordinary text are resampled apart from lists, half-widths of Fisher's z in
@@ -79,7 +93,7 @@ def follows(ds: xr.Dataset, profile: str) -> tuple[Interval, ShiftNull]:
     """
     gain, unit = ds["gain"].values, couples(ds)
     plain = profile == "log_distance"
-    correlation: Correlation = spearman if plain else given(ds)
+    correlation: Correlation = spearman if plain else given(ds, controls)
     curves = np.atleast_2d(log_distance(ds) if plain else ds[profile].values)  # [sample, depth]
 
     def z(some: Float[np.ndarray, "context depth"], of: Float[np.ndarray, "sample depth"]) -> float:
@@ -127,28 +141,34 @@ def reliability(ds: xr.Dataset, name: str) -> float:
 
 def slopes(cells: Sequence[xr.Dataset]) -> dict[str, Interval]:
     """`SLOPES` of one model's cells, without the first pair under shocks: it stands beside position 0, which they change."""
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}  # (y, x [..., list, depth], couples)
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}  # ([y or x or known, ..., list, depth], couples)
     for ds in cells:
         unit, own = couples(ds, "traced"), ds.sel(context=ds["traced"].values)
         with np.errstate(divide="ignore", invalid="ignore"):
-            before = np.log(ds["norm_profile"].values)
-            parts.setdefault("within", []).append((own["gain"].values, before, unit))
+            before, gain, log_p = np.log(ds["norm_profile"].values), own["gain"].values, own["log_p"].values
+            of: dict[str, Sequence[np.ndarray]] = {"within": (gain, before), "log p": (log_p, before)}
+            of |= {"log p, control": (log_p, before, log_p - gain)}
             if "shock" in ds.dims:
-                change = ds["log_p_shocked"].values - own["log_p"].values, np.log(ds["norm_shocked"].values) - before
-                for name in list(SLOPES)[1:]:
-                    parts.setdefault(name, []).append((change[0][..., 1:], change[1][..., 1:], unit))
+                change = ds["log_p_shocked"].values - log_p, np.log(ds["norm_shocked"].values) - before
+                later = [one[..., 1:] for one in change]
+                of |= {"shocks": later, "shocks, first": change, "shocks, depth": later}
+        for name, values in of.items():
+            parts.setdefault(name, []).append((np.stack(values), unit))
 
     def slope(kept: np.ndarray, of: str) -> float:
-        sums = np.zeros(2)
-        for y, x, unit in parts[of]:
-            seen = np.isfinite(x).all(tuple(range(x.ndim - 1)))  # what a window cuts off has no logarithm
-            left = np.stack([y, x])[..., np.isin(unit, kept), :][..., seen]
+        sums: Any = 0.0
+        for values, unit in parts[of]:
+            seen = np.isfinite(values[1]).all(
+                tuple(range(values[1].ndim - 1))
+            )  # what a window cuts off has no logarithm
+            left = values[..., np.isin(unit, kept), :][..., seen]
             left = left - left.mean(-1, keepdims=True)
-            left = left if of == "shocks" else left - left.mean(-2, keepdims=True)
-            sums += (left * left[1]).reshape(2, -1).sum(1)
-        return float(sums[0] / sums[1]) if sums[1] > 0 else math.nan
+            left = left if of in ("shocks", "shocks, first") else left - left.mean(-2, keepdims=True)
+            flat = left.reshape(len(left), -1)
+            sums = sums + flat @ flat.T
+        return float(np.linalg.lstsq(sums[1:, 1:], sums[1:, 0], rcond=None)[0][0]) if sums[1, 1] > 0 else math.nan
 
-    number = {of: np.unique(np.concatenate([unit for *_, unit in some])) for of, some in parts.items()}
+    number = {of: np.unique(np.concatenate([unit for _, unit in some])) for of, some in parts.items()}
     return {
         of: if_enough(jackknifed(lambda kept, of=of: slope(kept, of), some, some), some) for of, some in number.items()
     }
@@ -160,8 +180,9 @@ class Pooled(NamedTuple):
     z: Interval  # Fisher's, of the mean over the population of cells
     between: float  # standard deviation of z between cells
     shifts: float  # p of the mean z where all cells' profiles are turned alike
-    exchanged: float  # mean correlation with other cells' profiles
-    exchanges: float  # p of the mean z where profiles are dealt to other cells
+    exchanged: float  # mean correlation with the profiles of other models in the same form
+    exchanges: float  # p of the mean z where profiles are dealt to cells of the same form
+    by_model: Interval  # the mean of the models' means, whose number is the sample
 
     @property
     def rho(self) -> Interval:
@@ -188,29 +209,60 @@ def random_effects(found: Sequence[Interval]) -> tuple[Interval, float]:
     return Interval(mean, mean - reach, mean + reach, count - 1), math.sqrt(tau2)
 
 
-def pooled(cells: Mapping[str, xr.Dataset]) -> Pooled | None:
+def form_of(ds: xr.Dataset) -> str:
+    """How the lists of a cell are worded."""
+    said = json.loads(ds.attrs.get("options", "{}"))
+    if (template := said.get("template", "sentences")) != "sentences":
+        return template
+    return str(said.get("keys")) if said.get("digits") else "nouns"
+
+
+def pooled(cells: Mapping[str, xr.Dataset], controls: str = CLAIMED) -> Pooled | None:
     """Of cells whose partial correlation has an interval; None of fewer than two such cells.
 
     Nulls are over cells with as many depths as the first: their profiles turned as in `shift_null`, all by the same number
-    of places, since cells share the shape of their curves; and the profiles of all dealt out to all at random.
+    of places, since cells share the shape of their curves; and profiles dealt at random to cells of the same form.
     """
-    rhos = {name: follows(ds, "norm_profile")[0] for name, ds in cells.items()}
+    rhos = {name: follows(ds, "norm_profile", controls)[0] for name, ds in cells.items()}
     sure = {name: turned_into(math.atanh, rho) for name, rho in rhos.items() if np.isfinite(rho[:3]).all()}
     if len(sure) < 2:
         return None
     depths = cells[next(iter(sure))].sizes["depth"]
     same = [cells[name] for name in sure if cells[name].sizes["depth"] == depths]
-    curves = [(ds["gain"].values.mean(0), typical(ds["norm_profile"].values), given(ds)) for ds in same]
+    curves = [(ds["gain"].values.mean(0), typical(ds["norm_profile"].values), given(ds, controls)) for ds in same]
     rho = [
         [[of(gain, norm) for _, norm, _ in curves] for gain, _, of in curves],  # [cell, whose profile]
         [shifted(*one) for one in curves],  # [cell, shift]
     ]
     each, turned = (np.arctanh(np.nan_to_num(np.array(x)).clip(-CLOSEST, CLOSEST)) for x in rho)
-    draw, own, real = np.random.default_rng(0), np.arange(len(same)), each.trace() / len(same)
-    dealt = np.append(real, [each[own, draw.permutation(own)].mean() for _ in range(DRAWS)])
-    shifts, exchanges = (float((np.abs(null) >= abs(real) - 1e-12).mean()) for null in (turned.mean(0), dealt))
-    others = (each.sum() - each.trace()) / max(1, each.size - len(same))
-    return Pooled(*random_effects([*sure.values()]), shifts, math.tanh(others), exchanges)
+    draw, real, form = np.random.default_rng(0), each.trace() / len(same), np.array([form_of(ds) for ds in same])
+    alike = form[:, None] == form
+    dealt = np.zeros(DRAWS)  # sums over cells
+    for which in (np.flatnonzero(form == one) for one in np.unique(form)):
+        dealt += each[which, draw.permuted(np.tile(which, (DRAWS, 1)), axis=1)].sum(1)
+    nulls = turned.mean(0), np.append(real, dealt / len(same))
+    shifts, exchanges = (float((np.abs(null) >= abs(real) - 1e-12).mean()) for null in nulls)
+    others = each[alike & ~np.eye(len(same), dtype=bool)]
+    models = np.array([cells[name].attrs["model"] for name in sure])
+    means = np.array(
+        [
+            np.mean([z.value for z, of in zip(sure.values(), models, strict=True) if of == one])
+            for one in np.unique(models)
+        ]
+    )
+    by_model = turned_into(math.tanh, jackknifed(np.mean, means, np.arange(len(means))))
+    exchanged = math.tanh(others.mean()) if others.size else math.nan
+    return Pooled(*random_effects([*sure.values()]), shifts, exchanged, exchanges, by_model)
+
+
+def otherwise(cells: Mapping[str, xr.Dataset]) -> dict[str, Pooled | None]:
+    """The mean of cells under each of `CONTROLS`, and without each model."""
+    found = {f"given {controls}": pooled(cells, controls) for controls in CONTROLS}
+    models = dict.fromkeys(str(ds.attrs["model"]) for ds in cells.values())
+    return found | {
+        f"without {model}": pooled({name: ds for name, ds in cells.items() if ds.attrs["model"] != model})
+        for model in models
+    }
 
 
 def answers(cells: Mapping[str, xr.Dataset]) -> list[str]:
@@ -221,8 +273,9 @@ def answers(cells: Mapping[str, xr.Dataset]) -> list[str]:
     return [
         f"Gain by depth with the norm behind the lists, distance and position taken out, over {len(cells)} cells: partial "
         f"rank correlation {interval(*found.rho[:3], form='+.2f')} (90 %: {low:+.2f} to {high:+.2f}; z between cells varies "
-        f"by {found.between:.2f}); p under shifts {found.shifts:.2g}, under exchanges between cells {found.exchanges:.2g}; "
-        f"with other cells' norms {found.exchanged:+.2f}."
+        f"by {found.between:.2f}); of models as the sample {interval(*found.by_model[:3], form='+.2f')}; p under shifts "
+        f"{found.shifts:.2g}, under exchanges within a form {found.exchanges:.2g}; with the norms of other models in the "
+        f"same form {found.exchanged:+.2f}."
     ]
 
 
@@ -236,7 +289,12 @@ def forest(cells: Mapping[str, xr.Dataset]) -> Figure:
     """Partial correlations of all cells and their mean, and the slopes of every model."""
     rhos = {name: follows(ds, "norm_profile")[0] for name, ds in cells.items()}
     rhos |= {"all cells": found.rho} if (found := pooled(cells)) else {}
-    steep = {f"{model}: {SLOPES[one]}": of for model, every in by_model(cells).items() for one, of in every.items()}
+    steep = {
+        f"{model}: {SLOPES[one]}": every[one]
+        for model, every in by_model(cells).items()
+        for one in DRAWN
+        if one in every
+    }
     figure, (axes,) = sheet(1, 2, height=1 + 0.35 * max(len(rhos), len(steep)), caption="95 % over couples of lists.")
     for cell, of, label in zip(axes, (rhos, steep), ("partial rank correlation", "nat per log norm"), strict=True):
         value, low, high = (np.array([one[n] for one in of.values()]) for n in range(3))
