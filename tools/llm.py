@@ -68,8 +68,9 @@ LISTS = {SMOLLM2: APART, QWEN: ALIKE, GEMMA: APART}
 # Sensitivity in context: of every model and form the norm behind the lists, and in one form under the arms of
 # `sink-factorial`, at the block where its interaction is largest.
 IN_CONTEXT = "--pairs 24 --profile-prompts 0"
-FEW, FEWER = f"{IN_CONTEXT} --contexts 16 --mechanism 16", f"{IN_CONTEXT} --contexts 12 --mechanism 12"
-SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in (0, 3, 6)}
+MANY, FEW, FEWER = (f"{IN_CONTEXT} --contexts {n} --mechanism {n}" for n in (48, 16, 12))
+BLOCKS = {SMOLLM2: 6, QWEN: 0, GEMMA: 3}
+SHOCKS = {n: f"--shocks released@{n},without-value-0@{n},without-0@{n}" for n in BLOCKS.values()}
 # The makers' rules of initialization; Gemma's is not known to us, and 0.02 is transformers' default.
 RULES = {SMOLLM2: "smollm2-135m", QWEN: "qwen2.5", GEMMA: "0.02"}
 STEMS = [Path(model).stem for model in RULES]
@@ -137,7 +138,7 @@ t2048/sinks            --prompts 16 --length 2048 --reacts off
 t1024/jacobian         --conditions pretrained --prompts 8 --products 24 --length 1024
 scalar                 --method scalar --conditions pretrained --prompts 16
 sink-factorial         {lists} --prompts 32 --lists 100
-controls/sink-factorial --prompts 32 --lists 0 --copies 16 --sets all
+controls/sink-factorial --prompts 32 --lists 0 --copies 16 --sets all --length 128 --blocks {block}
 horizon                --length 512 {horizon}
 mechanism/retrieval    {lists} --contexts 48 --mechanism 12 --initialization {rule}
 """
@@ -175,12 +176,12 @@ chat/sinks             {QWEN} --prompts 64 --length 256 --chat {CHAT}
 no-bos/sinks           {GEMMA} --prompts 64 --length 256 --first none
 no-bos/leakage         {GEMMA} --prompts 512 --length 128 --first none
 no-bos/bos-swap        {GEMMA} {SWAP} --first none
-context/retrieval      {SMOLLM2} {FEW} --keys alike
+context/retrieval      {SMOLLM2} {MANY} --keys alike
 context-json/retrieval {SMOLLM2} {FEW} --template json
 context-nouns/retrieval {SMOLLM2} {FEW} --digits 0
 context-announced/retrieval {SMOLLM2} {FEW} --template announced
 context-apart/retrieval {SMOLLM2} {FEWER} {SHOCKS[6]}
-context/retrieval      {GEMMA} {FEWER} --keys alike
+context/retrieval      {GEMMA} {MANY} --keys alike
 context-json/retrieval {GEMMA} {FEWER} --template json
 context-nouns/retrieval {GEMMA} {FEWER} --digits 0
 context-announced/retrieval {GEMMA} {FEWER} --template announced
@@ -203,6 +204,7 @@ def steps_of(model: str) -> list[Step]:
         rule=RULES[model],
         lists=LISTS[model],
         horizon=HORIZON[model],
+        block=BLOCKS[model],
         interventions=INTERVENTIONS + HELD * (model != QWEN),
         **{name: globals()[name] for name in ("SWAP", "EVICT", "NO_PROFILE", "APART", "ALIKE")},
     )
