@@ -70,7 +70,7 @@ context = own.but(needs=real(*FORMS, options=LISTS), where="sensitivity-in-conte
     f"the exchanges between models in one form; does not hold where the 90 % interval lies within {MARGIN} of 0",
 )
 def _(of: Mapping[str, xr.Dataset]) -> Told | None:
-    """What a model recalls of a list, by depth, follows the norm behind that list beyond distance and position."""
+    """What a model recalls of a list, by depth, follows the norm behind it, logs of distance and position taken out."""
     if (found := pooled(of)) is None:
         return None
     nulls = f"p of shifts {found.shifts:.2g}, of exchanges {found.exchanges:.2g}"
