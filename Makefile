@@ -89,7 +89,7 @@ report-scalar:
 	$(BIN)/headwater jacobian $(BUNDLED) --method scalar --conditions pretrained --out reports/scalar
 report-steps:
 	$(BIN)/headwater sinks $(STEPS) --reacts off --prompts 16 --out reports/steps
-	$(BIN)/headwater theory $(STEPS) --conditions pretrained --prompts 4 --length 128 --out reports/steps
+	$(BIN)/headwater theory $(STEPS) --conditions pretrained --prompts 4 --length 128 --out reports/steps/theory
 
 lint: env
 	$(BIN)/ruff check .

@@ -84,3 +84,9 @@ def test_a_slim_result_is_read_in_the_place_of_the_whole_one_and_says_what_it_la
     written.write_bytes(written.read_bytes()[:100])
     with pytest.raises(InputError, match="cannot be read"):
         results.load(file)
+
+
+def test_every_folder_that_make_report_writes_holds_results_of_one_command():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
+    folders = re.findall(r"headwater (?!report).* --out (reports/\S+)", makefile)
+    assert len(set(folders)) == len(folders) > 8
