@@ -88,9 +88,7 @@ def test_slopes_are_those_of_regressions_on_dummies():
         changes = ds["norm_profile"].values * np.exp(draw.normal(size=shape) + draw.normal(size=(2, 12, 1)))
         after = ds["log_p"].values + draw.normal(size=shape) + np.log(changes / ds["norm_profile"].values)
         by = ("shock", "traced", "depth")
-        gain = ds["log_p"] - ds["norm_profile"].values * draw.normal(
-            size=(12, 10)
-        )  # less a control that the norm tells
+        gain = ds["log_p"] - ds["norm_profile"].values * draw.normal(size=(12, 10))
         cells.append(ds.assign(norm_shocked=(by, changes), log_p_shocked=(by, after), gain=gain))
 
     def fitted(kept: np.ndarray, kind: str) -> float:

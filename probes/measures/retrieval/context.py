@@ -51,7 +51,7 @@ SLOPES = {  # of recall on the log norm, in nat, by name
     "shocks, depth": "log p under shocks, given list, depth and shock",
 }
 CONTROLS = {  # of log distance d, log position p and depth k, from -1 to 1; the first are the claim's
-    "log distance, log position": lambda d, p, k: (d, p),
+    "straight lines in log distance and log position": lambda d, p, k: (d, p),
     "these and depth": lambda d, p, k: (d, p, k),
     "these and their squares": lambda d, p, k: (d, p, d**2, p**2),
     "depth up to its fourth power": lambda d, p, k: (k, k**2, k**3, k**4),
@@ -158,9 +158,8 @@ def slopes(cells: Sequence[xr.Dataset]) -> dict[str, Interval]:
     def slope(kept: np.ndarray, of: str) -> float:
         sums: Any = 0.0
         for values, unit in parts[of]:
-            seen = np.isfinite(values[1]).all(
-                tuple(range(values[1].ndim - 1))
-            )  # what a window cuts off has no logarithm
+            norm = values[1]
+            seen = np.isfinite(norm).all(tuple(range(norm.ndim - 1)))  # what a window cuts off has no logarithm
             left = values[..., np.isin(unit, kept), :][..., seen]
             left = left - left.mean(-1, keepdims=True)
             left = left if of in ("shocks", "shocks, first") else left - left.mean(-2, keepdims=True)
@@ -243,13 +242,11 @@ def pooled(cells: Mapping[str, xr.Dataset], controls: str = CLAIMED) -> Pooled |
     nulls = turned.mean(0), np.append(real, dealt / len(same))
     shifts, exchanges = (float((np.abs(null) >= abs(real) - 1e-12).mean()) for null in nulls)
     others = each[alike & ~np.eye(len(same), dtype=bool)]
-    models = np.array([cells[name].attrs["model"] for name in sure])
-    means = np.array(
-        [
-            np.mean([z.value for z, of in zip(sure.values(), models, strict=True) if of == one])
-            for one in np.unique(models)
-        ]
+    of_model, z = (
+        np.array([cells[name].attrs["model"] for name in sure]),
+        np.array([one.value for one in sure.values()]),
     )
+    means = np.array([z[of_model == model].mean() for model in np.unique(of_model)])
     by_model = turned_into(math.tanh, jackknifed(np.mean, means, np.arange(len(means))))
     exchanged = math.tanh(others.mean()) if others.size else math.nan
     return Pooled(*random_effects([*sure.values()]), shifts, exchanged, exchanges, by_model)
@@ -271,7 +268,7 @@ def answers(cells: Mapping[str, xr.Dataset]) -> list[str]:
         return []
     low, high = (math.tanh(end) for end in found.z.at(0.9))
     return [
-        f"Gain by depth with the norm behind the lists, distance and position taken out, over {len(cells)} cells: partial "
+        f"Gain by depth with the norm behind the lists, {CLAIMED} taken out, over {len(cells)} cells: partial "
         f"rank correlation {interval(*found.rho[:3], form='+.2f')} (90 %: {low:+.2f} to {high:+.2f}; z between cells varies "
         f"by {found.between:.2f}); of models as the sample {interval(*found.by_model[:3], form='+.2f')}; p under shifts "
         f"{found.shifts:.2g}, under exchanges within a form {found.exchanges:.2g}; with the norms of other models in the "
