@@ -98,7 +98,7 @@ class Prompts(Options):
     prompts: int = option("Windows of text.", 32)
     length: int = option("Tokens per window, position 0 included.", 256)
     text: Path | None = option(
-        "A text file or folder, or prose or code (bundled); if not given, prose, or code for the bundled models."
+        "A text file or folder, or prose, code or long (bundled); if not given, prose, or code for the bundled models."
     )
     dataset: str | None = option("A dataset to stream: owner/name, owner/name:config, or a file.")
     split: str = option("Split of the dataset.", "train")

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from probes.headlines import numbers
 from probes.measures.sinks import MEASURE, sinks
+from probes.models import fused
 from probes.models.evict import evicted
 
 TOKENS = drawn_tokens(3, 24)
@@ -58,7 +59,8 @@ def decoded(model: Any, tokens: Tensor, first: int, last: int, *, renumbered: bo
     return torch.stack(found)
 
 
-def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token():
+def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token(monkeypatch):
+    monkeypatch.setattr(fused, "block_numbers", lambda _: 200)  # so few queries at a time that keys can be left out
     model, seen = families.model("llama", dtype=torch.float64), view("llama", dtype="float64")
     found = sinks(seen, TOKENS[:2], evict=(0, 2, 1), keep=(5, 22))
     truth = np.zeros((3, 2, 2, 2))  # first_keys, numbering, cache, (loss change, KL), of last_keys 5; of no value last
@@ -86,6 +88,12 @@ def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token
     assert whole.evict_kl.sel(cache="cut").isnull().all()
     close(found.evict_kl_by_prompt.mean("prompt"), found.evict_kl, 1e-6)  # kept in float32
     assert (found.evict_kl_low.sel(last_keys=5, cache="cut") >= 0).all()
+
+
+def test_keys_that_a_block_of_queries_has_lost_are_not_computed():
+    model = evicted(view("llama"), 2, 5)
+    found = model.trace(model.embed(TOKENS), attention=True).attention
+    assert [one.kept_keys(16, 18).tolist() for one in found] == [[0, 1, *range(12, 18)]] * model.spec.blocks
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ import probes
 from probes.data.documents import (
     BUNDLED,
     Document,
+    bundled,
     read_documents,
     split_heldout,
     stdlib_documents,
@@ -115,6 +116,15 @@ def test_heldout_split_is_disjoint_complete_and_independent_of_order():
     assert "long" not in {document.name for document in heldout}  # more than a fifth of what is held out
     assert [d for d in documents if d in training] == training
     assert set(split_heldout(documents[::-1], characters=1000)[1]) == set(heldout)
+
+
+def test_long_text_is_the_prose_with_four_documents_joined():
+    joined, prose = bundled("long"), bundled("prose")
+    assert len(joined) == 25
+    assert "".join(document.text for document in joined).replace("\n", "") == "".join(
+        document.text for document in prose
+    ).replace("\n", "")
+    assert min(len(document.text) for document in joined) >= 40_000
 
 
 def test_bundled_texts_are_a_hundred_long_documents_each(tmp_path, monkeypatch):

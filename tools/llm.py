@@ -154,7 +154,7 @@ arms/horizon           {GEMMA} --prompts 48 --length 256 --every 6 --arms all --
 arms/horizon           {QWEN} --prompts 32 --length 256 --every 6 --arms {ARMS} --initialization qwen2.5
 unmasked/leakage       {SMOLLM2} --unmasked --fresh 0 --prompts 128 --length 128
 unmasked/leakage       {GEMMA} --unmasked --fresh 0 --prompts 128 --length 128
-t8192/evict/sinks      {SMOLLM2} --prompts 3 --length 8192 --reacts off --evict 0,4 --keep 1020
+t8192/evict/sinks      {SMOLLM2} --prompts 4 --length 8192 --text long --reacts off --evict 0,1,4 --keep 1020
 t1024/horizon          {SMOLLM2} --prompts 24 --length 1024 --every 10
 t1024/horizon          {GEMMA} --prompts 24 --length 1024 --every 6
 t1024/horizon          {QWEN} --prompts 24 --length 1024 --every 8

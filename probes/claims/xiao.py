@@ -18,7 +18,7 @@ CACHE, TEXT = 1020, 8192  # last keys beside four first ones, tokens: the source
 COUNTS = f"with {CACHE:,} last keys or more, in texts of 8 caches or more"
 EVERY = f"{COUNTS}, in every model, at positions whose cache has lost keys"
 PERPLEXITY = "perplexity 5,158, and 5.40 with four initial tokens (Llama-2-13B)"
-OPTIONS = f"--prompts 8 --length {TEXT} --reacts off --evict 0,1,4 --keep {CACHE}"
+OPTIONS = f"--prompts 8 --length {TEXT} --text long --reacts off --evict 0,1,4 --keep {CACHE}"
 EVICTED = partial(real, "t8192/evict/sinks", "evict/sinks", options=OPTIONS)
 xiao = Source("[Xiao]", "xiao", EVICTED())
 FAILING = f"without first keys the loss rises by more than {FAILS:g} nat"

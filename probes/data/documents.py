@@ -24,7 +24,10 @@ READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "
 SHUFFLED = 256  # documents of a stream that are shuffled at a time
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 HELDOUT = CHECKPOINTS / f"heldout{PACKED}"  # what the bundled models' losses were measured on
-BUNDLED = {name: Path(__file__).parents[1] / "texts" / f"{name}{PACKED}" for name in ("prose", "code")}
+TEXTS = Path(__file__).parents[1] / "texts"
+# The bundled texts; "long" is prose with so many documents at a time joined to one.
+BUNDLED = {name: TEXTS / f"{file}{PACKED}" for name, file in (("prose", "prose"), ("code", "code"), ("long", "prose"))}
+JOINED = 4
 # Library modules that are no prose and no program: character tables, and build settings that differ between machines.
 LEFT_OUT = ("encodings", "_sysconfigdata", "__phello__", "test")
 GIVE = "give a text file or a folder of text files"
@@ -40,6 +43,15 @@ class Document(NamedTuple):
 def usual_text(model: str) -> str:
     """The bundled text for a model of that name: code for the bundled models, which were trained on code, else prose."""
     return "code" if (CHECKPOINTS / model / "config.json").is_file() else "prose"
+
+
+def bundled(name: str) -> list[Document]:
+    """The documents of a bundled text."""
+    documents = read_documents(BUNDLED[name])
+    if name != "long":
+        return documents
+    groups = [documents[start : start + JOINED] for start in range(0, len(documents), JOINED)]
+    return [Document(" + ".join(one.name for one in some), "\n\n".join(one.text for one in some)) for some in groups]
 
 
 def read_documents(path: str | Path) -> list[Document]:

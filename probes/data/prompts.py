@@ -21,7 +21,7 @@ from ..models.checks import check_id, check_length, lacks_bos
 from ..models.load import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
-from .documents import BUNDLED, READERS, read_documents, stream_dataset, text_files, usual_text
+from .documents import BUNDLED, READERS, bundled, read_documents, stream_dataset, text_files, usual_text
 from .windows import cut, encoded, tokenize
 
 FirstToken = Literal["auto", "bos", "none"]
@@ -70,8 +70,9 @@ def prompts(
         model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
         n: prompts.
         length: positions per prompt, the first token included.
-        text: a text file, a `.jsonl` file or a folder, or "prose" or "code", which are bundled (100 documents each). Without
-            text, dataset and chat: prose, or code for the bundled models, which were trained on code (but not on this).
+        text: a text file, a `.jsonl` file or a folder, or "prose" or "code", which are bundled (100 documents each), or
+            "long": the prose, four documents at a time joined to one. Without text, dataset and chat: prose, or code for
+            the bundled models, which were trained on code (but not on this).
         dataset: in its place a `datasets` name, streamed; `split` and `column` say which part of it.
         chat: in its place conversations, written by the model's chat template: a user's question, a JSON file, or what it
             holds, a list of {"role": ..., "content": ...} or of such lists. `n` and `length` are then upper bounds: as
@@ -128,7 +129,7 @@ def draw(
         source = f"dataset '{dataset}' (split {split}, column {column})"
     else:
         name = usual_text(model.identity.name) if text is None else str(text)
-        there = read_documents(BUNDLED.get(name, name))
+        there = bundled(name) if name in BUNDLED else read_documents(name)
         documents = (there[i] for i in random.permutation(len(there)))
         wanted = min(n, max(1, sum(len(document.text) >= length for document in there)))
         source = f"bundled {name}" if name in BUNDLED else f"text '{name}'"

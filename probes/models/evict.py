@@ -45,6 +45,10 @@ class _Kept:
             logits = logits.masked_fill((keys == 0) & (queries >= self.first + self.last), float("-inf"))
         return logits, log_z
 
+    def hidden(self, start: int, keys: Tensor) -> Tensor:
+        """Keys that no query from `start` on keeps: they are left out where attention is written out."""
+        return (keys >= self.first) & (keys <= start - self.last)
+
     def _moved(self, block: _Block, queries: Tensor) -> Tensor:
         """Logits of the first keys, of these queries as the last of a full cache."""
         queries = queries.to(self.seen["query"].device)  # of a model over several devices blocks have their own

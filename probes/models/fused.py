@@ -99,8 +99,9 @@ def _written_out(attention: Attention) -> tuple[Tensor, Tensor]:
     """What no fused kernel knows (windows, soft-caps, slopes, prefixes, learned sink logits, edits), block by block."""
     outputs, normalizers = [], []
     for start, stop in query_blocks(attention):
-        logits, log_z = attention.weighed(start, stop)
-        value = attention.value[..., attention.first_key(start) : attention.last_key(stop), :]
+        keys = attention.kept_keys(start, stop)
+        logits, log_z = attention.weighed(start, stop, keys)
+        value = attention.value[..., keys, :]
         outputs.append((logits - log_z).exp().to(value.dtype) @ value)
         normalizers.append(log_z[..., 0])
     return torch.cat(outputs, -2), torch.cat(normalizers, -1)

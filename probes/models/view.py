@@ -211,21 +211,31 @@ class Attention:
         return self.edited(logits, queries, keys)[0] if self.reweigh else logits
 
     def weighed(
-        self, start: int = 0, stop: int | None = None
+        self, start: int = 0, stop: int | None = None, keys: slice | Tensor | None = None
     ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query one"]]:
-        """(`logits`, the log Z_i by which these queries' weights are `exp(s_ij - log Z_i)`)."""
-        return self.edited(*self._products(start, stop))
+        """(`logits`, the log Z_i by which these queries' weights are `exp(s_ij - log Z_i)`); of `keys` alone if given."""
+        return self.edited(*self._products(start, stop, keys))
 
-    def _products(self, start: int, stop: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    def kept_keys(self, start: int, stop: int) -> slice | Tensor:
+        """The keys that queries start to stop may see, without those that the first edit of logits hides from them all."""
+        seen = slice(self.first_key(start), self.last_key(stop))
+        hidden = getattr(self.reweigh[0], "hidden", None) if self.reweigh else None
+        if hidden is None:
+            return seen
+        keys = torch.arange(seen.start, seen.stop, device=self.query.device)
+        return keys[~hidden(start, keys)]
+
+    def _products(
+        self, start: int, stop: int | None, keys: slice | Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits before edits, and the positions of their queries and keys."""
-        length = self.query.shape[-2]
-        stop = length if stop is None else stop
-        first, last = self.first_key(start), self.last_key(stop)
+        places = torch.arange(self.query.shape[-2], device=self.query.device)
+        stop = len(places) if stop is None else stop
+        keys = slice(self.first_key(start), self.last_key(stop)) if keys is None else keys
         exact = torch.promote_types(self.query.dtype, torch.float32)
-        query, key = (self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., first:last, :].to(exact))
-        queries = torch.arange(start, stop, device=query.device)[:, None]
-        keys = torch.arange(first, last, device=query.device)[None, :]
-        return self.logits_of(query @ key.transpose(-1, -2), queries, keys), queries, keys
+        query, key = self.query[..., start:stop, :].to(exact) * self.scale, self.key[..., keys, :].to(exact)
+        queries, seen = places[start:stop, None], places[None, keys]
+        return self.logits_of(query @ key.transpose(-1, -2), queries, seen), queries, seen
 
     def edited(self, logits: Tensor, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Whole rows of logits and their log-sum-exp `[B, H, query, 1]`, after the edits of them."""
