@@ -86,6 +86,7 @@ def of_maps() -> Cases:
         other = xr.where(whole["rope"], u, curve(x=1 - x))
         yield f"chowdhury-same-without-rope{end}", mapped(measured=u), mapped(measured=other)
     yield "chowdhury-cesaro-ranks", mapped(), mapped(cesaro=1 / measured)
+    yield "chowdhury-cesaro-wasserstein", mapped(cesaro=measured + 1e-6), mapped()
     limits = {place: cesaro_bins(256, blocks, alpha=0.3) for place, blocks in ((8, 12), (9, 24))}
     places = [limits.get(n, np.ones(256)) for n in range(57)]
     limit = xr.DataArray(np.pad(places, ((0, 0), (0, 768))), dims=("place", "position"))
