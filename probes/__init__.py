@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import theory as theory
     from .compare import compare_results as compare_results
+    from .data.prompts import batch as batch
     from .data.prompts import draw as draw
     from .data.prompts import prompts as prompts
     from .errors import InputError as InputError

@@ -9,6 +9,10 @@ class InputError(ValueError):
     """Something the caller gave cannot be used; the message names the value and the remedy."""
 
 
+class TooFew(InputError):
+    """Fewer prompts than a measure needs at once."""
+
+
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")

@@ -130,9 +130,10 @@ def measure(name: str) -> Measure:
 
 
 def measure_of(ds: xr.Dataset) -> Measure | None:
-    """The measure that made a result; None where it is none of them."""
-    from .results.dataset import options_of
+    """The measure that made a result; None where it is none of them. Texts measured alone are refused."""
+    from .results.dataset import check_prompts, options_of
 
+    check_prompts(ds)
     command = str(ds.attrs.get("command", "")).split()[1:2]  # of results that name nothing else
     name = str(ds.attrs.get("measure", options_of(ds).get("measurement", "".join(command)))).replace("_", "-")
     return measure(name) if name in questions() else None

@@ -5,16 +5,17 @@ two policies can be compared on one text.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import InputError
 from ..models.checks import check_id, check_length, lacks_bos
@@ -28,6 +29,13 @@ FirstToken = Literal["auto", "bos", "none"]
 Attributes = dict[str, str | int | float]
 
 POLICIES = "give auto, bos, none or a token id"
+
+
+class Batch(TypedDict):
+    """Texts of different lengths, padded behind each; a mask that is true where text stands."""
+
+    tokens: Int[Tensor, "text position"]
+    attention_mask: Bool[Tensor, "text position"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,54 @@ def prompts(
 
 
 @takes_model
+def batch(
+    model: View,
+    texts: Sequence[str] | Path | None = None,
+    *,
+    chat: Chat | None = None,
+    length: int | None = None,
+    first: FirstToken | int = "auto",
+) -> Batch:
+    """Whole texts or conversations of different lengths, as measures take them: `probes.loss(model, **batch)`.
+
+    Args:
+        model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
+        texts: strings; or the path of a text file, a `.jsonl` file or a folder, whose documents are taken.
+        chat: in their place conversations, as in `probes.prompts`.
+        length: where longer ones are cut, the first token included; not at all if not given.
+        first: what stands at each text's position 0, as in `probes.prompts`.
+
+    Returns:
+        `tokens` (int64 on the CPU, padded behind each text) and `attention_mask` (bool), both [text, position].
+
+    Raises:
+        InputError: as `prompts`; a text of fewer than 2 tokens, or longer than the model was made for.
+    """
+    if (texts is None) == (chat is None) or isinstance(texts, str):
+        raise InputError("texts come as a list of strings, or as the Path of documents; give that, or a chat")
+    if length is not None and length < 2:
+        raise InputError(f"length={length} is too short; ask for at least 2 positions")
+    check_source(chat=chat, first=first)
+    _check_tokenizer(model)
+    if chat is not None:
+        before, given, what = [], rendered(model, chat), "conversation"
+    else:
+        held = [document.text for document in read_documents(texts)] if isinstance(texts, Path) else [*(texts or ())]
+        before, given, what = put_first(first_policy(model, first)), held, "text"
+    if not given:
+        raise InputError("there are no texts; give at least one")
+    rows = [torch.tensor([*before, *encoded(model.tokenizer, text)], dtype=torch.long)[:length] for text in given]
+    for n, row in enumerate(rows):
+        if len(row) < 2:
+            raise InputError(f"{what} {n} has {len(row)} tokens; give at least 2")
+        check_length(model, len(row), f"{what} {n} has {len(row)} tokens", "cut it with length=...")
+    check_highest(model, max(int(row.max()) for row in rows))
+    pad = getattr(model.tokenizer, "pad_token_id", None) or 0
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
+    return Batch(tokens=pad_sequence(rows, batch_first=True, padding_value=pad), attention_mask=mask)
+
+
+@takes_model
 def draw(
     model: View,
     *,
@@ -115,11 +171,7 @@ def draw(
     if seed < 0:
         raise InputError(f"seed={seed} is negative; give 0 or more")
     check_source(text=text, dataset=dataset, chat=chat, first=first)
-    if model.tokenizer is None:
-        raise InputError(
-            f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly, "
-            "or load the model with one (probes.load(model, tokenizer=...))"
-        )
+    _check_tokenizer(model)
     if chat is not None:
         return _openings(model, chat, n=n, length=length)
     check_length(model, length, f"length={length}", "ask for fewer")
@@ -143,6 +195,14 @@ def draw(
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
     said = filter(None, [lacks_bos(model, tokens)])
     return Drawn(tokens, attributes, tuple(said), tuple(read[place].name for place in places))
+
+
+def _check_tokenizer(model: View) -> None:
+    if model.tokenizer is None:
+        raise InputError(
+            f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly, "
+            "or load the model with one (probes.load(model, tokenizer=...))"
+        )
 
 
 def check_source(

@@ -69,7 +69,7 @@ def portrait(
 
     Args:
         model: any view, a pretrained model's or a toy's; it is not changed.
-        tokens: ids [prompt, position].
+        tokens: ids [prompt, position]; of other lengths with `attention_mask` (`docs/prompts.md`).
         products: of the Jacobian's sketch, per prompt; up to width 64 it is exact.
         seed: of the sketch.
         pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.

@@ -44,7 +44,7 @@ def loss(
 
     Args:
         model: any view; it is not changed.
-        tokens: ids [prompt, position].
+        tokens: ids [prompt, position]; of other lengths with `attention_mask` (`docs/prompts.md`).
         pieces: where finished prompts are kept.
         progress: called with (prompts done, prompts in all).
 

@@ -87,7 +87,8 @@ def sink_factorial(
 
     Args:
         model: any view; it is not changed.
-        tokens: ids [prompt, position]; means that an arm needs are taken over them.
+        tokens: ids [prompt, position]; means that an arm needs are taken over them. Of other lengths with
+            `attention_mask` (`docs/prompts.md`): each text's means over itself.
         blocks: from which on arms act, several or one; from 0 on in fifths of the depth unless given.
         sets: of `SETS`; all but the first are controls.
         lists: that recall is measured on, an even number; 0: none.

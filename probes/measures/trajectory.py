@@ -76,7 +76,8 @@ def trajectory(
         model: any view; it is not changed.
         tokens: ids [prompt, position], position 0 included. Where all begin with the model's BOS they are measured as they
             are (`first` "bos") and without it ("text"), so that text stands at position 0. Otherwise there is one `first`:
-            "id" where several prompts all begin with one other id, else "text".
+            "id" where several prompts all begin with one other id, else "text". Of other lengths with `attention_mask`
+            (`docs/prompts.md`).
         starts: tokens whose paths are compared, drawn from those in `tokens`; all, if there are fewer. BOS, end-of-text,
             padding and other special ids are not among them. Of a view whose position 0 is replaced
             (`probes.models.swap.swapped`) the view without that is taken for this part.

@@ -62,7 +62,7 @@ def _check_padding(model: View, tokens: Tensor) -> None:
                     pads = f"{run - usual} pad{'s' * (run - usual > 1)}"
                     raise InputError(
                         f"prompt {row} {edge} with {pads} (id {pad}), which would be read as text; "
-                        "give texts of one length, or measure them one by one"
+                        "give attention_mask, or texts of one length"
                     )
 
 

@@ -21,6 +21,7 @@ from .gguf import is_gguf
 from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, find, located, read_tokenizer
+from .ragged import by_text
 from .view import Birth, View
 
 if TYPE_CHECKING:
@@ -312,14 +313,18 @@ Returned = TypeVar("Returned")
 
 
 def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callable[Concatenate[Any, Rest], Returned]:
-    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory."""
+    """The function of a view (its argument `model`), which now also takes a name, a folder or a model in memory.
 
-    @wraps(function)
+    If it takes `tokens`, it also takes `attention_mask` (`probes.models.ragged`).
+    """
+    measure = by_text(function)
+
+    @wraps(measure)
     @left
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
         view = _taken(model)
         _renew(view)
-        return function(view, *args, **kwargs)
+        return measure(view, *args, **kwargs)
 
     return call
 

@@ -290,6 +290,15 @@ def _held(ds: xr.Dataset) -> dict[str, Any]:
     }
 
 
+def check_prompts(ds: xr.Dataset, what: str = "the result") -> None:
+    """Refuse a result of texts of different lengths where one is read whose numbers are means over prompts."""
+    if "text" in ds.dims:
+        raise InputError(
+            f"{what} is of texts that were measured alone (attention_mask), with no mean over prompts; read its numbers in "
+            "Python, or measure prompts of one length"
+        )
+
+
 def quickly(results: Iterable[xr.Dataset]) -> list[str]:
     """Words for results of quick reports (`headwater report --quick`), where any of these is one; else nothing."""
     return ["QUICK measurement"] if any(ds.attrs.get(QUICK) for ds in results) else []

@@ -16,7 +16,7 @@ import xarray as xr
 from ..errors import InputError
 from ..run.files import file_name
 from ..run.store import FOLDER
-from .dataset import PACKED, load
+from .dataset import PACKED, check_prompts, load
 
 MAP = "map"
 REAL = "llm"  # folder of results of real language models
@@ -56,6 +56,7 @@ def collect(root: str | Path) -> Collected:
         if any(part.startswith(".") or part == FOLDER for part in within):
             continue
         ds = load(file)
+        check_prompts(ds, f"'{file}'")
         kind, name = _place(file, within, ds)
         of_kind = found.results.setdefault(kind, {})
         if name in of_kind:

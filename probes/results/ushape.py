@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import InputError
 from .curves import Profile, band, by_condition, deviation, smooth
-from .dataset import options_of
+from .dataset import check_prompts, options_of
 from .statistics import Interval, ends, freedom, jackknife, resampling, spread, units
 
 ARM = 16  # positions of primacy, and of recency
@@ -209,6 +209,7 @@ def shape(ds: xr.Dataset, condition: str | None = None, variable: str = "elastic
     Raises:
         InputError: no such profile, several to choose from, or one that is shorter than 8 positions.
     """
+    check_prompts(ds)
     found = shapes(ds, variable)
     if condition not in found and (condition is not None or len(found) != 1):
         raise InputError(

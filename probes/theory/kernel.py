@@ -146,7 +146,7 @@ def second_moment(
 
     Args:
         model: any view whose blocks can be taken apart; fresh weights for a prediction, trained ones for the baseline.
-        tokens: ids [prompt, position], position 0 included.
+        tokens: ids [prompt, position], position 0 included; of other lengths with `attention_mask` (`docs/prompts.md`).
         attention: "uniform" over what the mask shows (under ALiBi its decay alone), or the "measured" pattern of every head.
         score_path: add the paths through queries and keys; needs measured patterns.
         readout, query, from_layer: as in `probes.jacobian`.

@@ -22,7 +22,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, TooFew
 from ...models.checks import check_logits, check_tokens
 from ...models.erase import RANK, Where, check_where, erased
 from ...models.load import takes_model
@@ -176,7 +176,7 @@ def units_of(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " p
     unit = unit_of(count, documents)
     if (known := len(np.unique(unit))) < LEAST_DOCUMENTS:
         what = "prompts" if known == count else "documents"
-        raise InputError(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")
+        raise TooFew(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")
     return unit
 
 

@@ -109,7 +109,7 @@ def jacobian(
 
     Args:
         model: any view; it is not changed.
-        tokens: ids [prompt, position], position 0 included.
+        tokens: ids [prompt, position], position 0 included; of other lengths with `attention_mask` (`docs/prompts.md`).
         method: "exact", "sketch" or "scalar", see the module's text.
         products: sketch only. Vector-Jacobian products per prompt, 64 unless given.
         readout: "residual", the stream after the last block; "normed", after the final norm; "logits", next-token logits

@@ -52,7 +52,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, TooFew
 from ...models.checks import check_tokens
 from ...models.load import takes_model
 from ...models.view import View
@@ -263,7 +263,7 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
         )
     count, length = tokens.shape
     if count < LEAST_PROMPTS:
-        raise InputError(f"{count} prompts are too few for two halves; give at least {LEAST_PROMPTS}")
+        raise TooFew(f"{count} prompts are too few for two halves; give at least {LEAST_PROMPTS}")
     lags = tuple(lags)
     if not lags or len(set(lags)) < len(lags) or min(lags) < 1:
         raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")

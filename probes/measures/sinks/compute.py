@@ -60,7 +60,7 @@ def sinks(
 
     Args:
         model: any view; it is not changed.
-        tokens: ids [prompt, position], position 0 included.
+        tokens: ids [prompt, position], position 0 included; of other lengths with `attention_mask` (`docs/prompts.md`).
         keys: positions, or "all"; the first 8 unless told, or as many of them as there are.
         reacts: what to put at position 0 in order to measure `reacts`, as in `probes.swapped`: "mean", "zero", "random" or a
             token id. None: not measured.
