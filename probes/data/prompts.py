@@ -74,6 +74,8 @@ def prompts(
 ) -> Int[Tensor, "prompt position"]:
     """Cut `n` windows of `length` tokens out of a text, or take the beginnings of conversations; int64 on the CPU.
 
+    `probes.batch` takes whole texts of different lengths.
+
     Args:
         model: whose tokenizer, BOS, vocabulary and longest input decide; or what `probes.load` makes one of.
         n: prompts.
