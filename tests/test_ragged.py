@@ -40,7 +40,9 @@ def padded(side: str, pad: int = 0) -> dict[str, Any]:
 def test_each_text_gets_the_numbers_that_it_gets_alone(name, tmp_path):
     side, backend = ("left", "transformer_lens") if name in ("jacobian", "loss") else ("right", "transformers")
     model, measure, told = view("llama", backend), MEASURES[name], []
-    found = measure(model, **padded(side), pieces=Store(tmp_path), progress=lambda *so_far: told.append(so_far))
+    more: dict[str, Any] = {"documents": ["a", "b", "c"]} if name == "sinks" else {}
+    more |= {"pieces": Store(tmp_path), "progress": lambda *so_far: told.append(so_far)}
+    found = measure(model, **padded(side), **more)
     assert found.attrs["texts"] == found.sizes["text"] == len(TEXTS)
     assert told == sorted(told)
     assert told[-1][0] > 0.9
