@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, TypeGuard
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from ..errors import InputError
 from ..run.memory import block_numbers, parts
 from ..run.precision import double
+from .checks import check_length, check_logits
 from .view import Attention, Edit, View
 
 LOGITS_AT_ONCE = 1 << 24  # in float64: 128 MiB
@@ -61,6 +63,30 @@ def behind(model: View, embeddings: Float[Tensor, "context position d"], *, edit
         return torch.stack(streams)
 
     return run
+
+
+@torch.no_grad()
+def continued(
+    model: View, tokens: Int[Tensor, "prompt position"], count: int, report: Callable[[int], Any] = lambda blocks: None
+) -> Int[Tensor, "prompt written"]:
+    """The next `count` tokens of each prompt, each the most probable one, computed behind the prompt's keys and values.
+
+    `report` hears how many blocks were run.
+
+    Raises:
+        InputError: fewer than 1 token, or a text that grows longer than the model was made for.
+    """
+    length = tokens.shape[1]
+    if count < 1:
+        raise InputError(f"answer={count} tokens are too few; give 1 or more")
+    check_length(model, length + count, f"prompts of {length} tokens and an answer of {count}", "ask for fewer")
+    check_logits(model)
+    run, rows = behind(model, model.embed(tokens[:, :-1])), tokens[:, -1:].tolist()
+    for _ in range(count):
+        best = model.unembed(model.norm(run(rows)[:, -1])).argmax(-1).tolist()
+        rows = [[*row, token] for row, token in zip(rows, best, strict=True)]
+        report(len(rows) * model.spec.blocks)
+    return torch.tensor(rows)[:, 1:]
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class Options(options.Options):
     prompt: str | None = option("What the model reads.")
     text: Path | None = option("Instead: a file that holds it.")
     chat: str | None = options.chat()
+    answer: int | None = option("Tokens that the model writes after it, and that are read as well.", min=1)
     of: str = option(
         "What depends on the tokens: prediction, logits, top (log p of the most probable), an id.", "prediction"
     )

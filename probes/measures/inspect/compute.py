@@ -36,6 +36,7 @@ from torch import Tensor
 from ...data.chat import Chat
 from ...data.prompts import FirstToken, draw
 from ...errors import InputError, check_choice
+from ...models.behind import continued
 from ...models.checks import check_id, not_finite
 from ...models.initialization import CONFIG, Rule, check_rule
 from ...models.load import takes_model
@@ -83,6 +84,7 @@ def inspect(
     prompt: str | Ids | None = None,
     *,
     chat: Chat | None = None,
+    answer: int | None = None,
     of: str | int = "prediction",
     baseline: Baseline = "init",
     method: Literal["exact", "sketch"] = "sketch",
@@ -101,6 +103,8 @@ def inspect(
         prompt: what the model reads: a text, whose spelled-out special tokens are read as such, or token ids, taken as they
             are. At least 8 tokens with the first one, and no more than the model was made for.
         chat: in its place a conversation, written by the model's chat template, as in `probes.prompts`.
+        answer: so many tokens that the model writes after it, the most probable one each time, are read as well: what is
+            inspected is the prediction after them.
         of: "prediction", "logits", "top" or a token id, see the module's text.
         baseline: "init", "kernel", "text" or "none", see the module's text.
         method: of `probes.jacobian`; a single token takes one product, which is exact, whatever this says.
@@ -135,6 +139,9 @@ def inspect(
     if initialization != CONFIG and baseline != "init":
         raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
     ids, shown, text, origin = read_prompt(model, prompt, chat, first)
+    if answer is not None:
+        ids += continued(model, torch.tensor([ids]), answer)[0].tolist()
+        _, shown, text, _ = read_prompt(model, ids, None, "auto")
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
     chosen = _chosen(model, of, log_p)
@@ -188,7 +195,13 @@ def inspect(
         "next_token": (("rank",), [token_name(model.tokenizer, int(i)) for i in best.indices]),
     }
     options = {"of": of, "baseline": baseline, "method": "exact" if isinstance(chosen, int) else method}
-    options |= {"products": products, "first": first, "seeds": seeds if baseline == "init" else None, "seed": seed}
+    options |= {
+        "answer": answer,
+        "products": products,
+        "first": first,
+        "seeds": seeds if baseline == "init" else None,
+        "seed": seed,
+    }
     attrs = {
         "text": json.dumps(text),
         "baseline_by": "theory" if known else "measurement" if count else "nothing",

@@ -48,6 +48,7 @@ class Options(options.Options):
       headwater sinks ./checkpoint --keys all --reacts off --length 1024
       headwater sinks tiny-qwen2 --effect all --prompts 16 --length 64
       headwater sinks tiny-llama --evict 0,1,4 --keep 16,64 --prompts 8
+      headwater sinks ./chat-model --chat "Why is the sky blue?" --answer 32
       headwater sinks ./checkpoint --device-map auto --max-memory 0=20GiB,cpu=60GiB --offload-folder offload
     """
 
@@ -65,6 +66,10 @@ class Options(options.Options):
     )
     keep: str | None = options.option(
         "With --evict: numbers of last keys; 64,128,256 if not given; those not shorter than the prompts are skipped."
+    )
+
+    answer: int | None = options.option(
+        "Tokens that the model writes after each prompt; alpha of their queries is told apart.", min=1
     )
 
     def values(self) -> dict[str, Any]:
@@ -96,6 +101,11 @@ def _effect(text: str) -> int | str | None:
 def _alpha(ds: xr.Dataset) -> xr.DataArray:
     """Position 0's mean weight, by prompt where it was kept."""
     return ds["alpha"].sel(key=0, drop=True).mean(("layer", "head"))
+
+
+def _written(ds: xr.Dataset) -> xr.DataArray:
+    """The same over the queries of the answer alone."""
+    return ds["answer_alpha"].sel(key=0, drop=True).mean(("layer", "head"))
 
 
 def _rate(ds: xr.Dataset) -> xr.DataArray:
@@ -159,7 +169,18 @@ def _sink(ds: xr.Dataset) -> str:
     return (
         f"position 0 is a sink in {int((alpha > THRESHOLD).sum())} of {alpha.size} heads, most of all in block {block}, "
         f"head {head} (alpha {number(alpha.max())}); with uniform attention it would be in {even} "
-        f"(alpha {number(at['uniform'].mean())})"
+        f"(alpha {number(at['uniform'].mean())}){_wrote(ds)}"
+    )
+
+
+def _wrote(ds: xr.Dataset) -> str:
+    if "answer_alpha" not in ds:
+        return ""
+    alpha = at_0.mean("prompt") if "prompt" in (at_0 := ds["answer_alpha"].sel(key=0)).dims else at_0
+    even = number(ds["answer_uniform"].sel(key=0).mean())
+    return (
+        f"; for the {options_of(ds)['answer']} tokens that the model wrote it is one in {int((alpha > THRESHOLD).sum())} "
+        f"heads (mean alpha {number(alpha.mean())}, of uniform attention {even})"
     )
 
 
@@ -194,6 +215,11 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
         ("Heads that read position 0, by threshold", SENSITIVITY, sensitivity_rows),
         ("Heads without what they take from position 0, one at a time", EFFECT_COLUMNS, effect_rows),
         ("Keys", ("key", "sink rate", "over tau", "alpha", "uniform"), _keys),
+        (
+            "Keys, by the queries of the tokens that the model wrote",
+            ("key", "sink rate", "alpha", "uniform"),
+            _answered,
+        ),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
     )
@@ -207,6 +233,15 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
 def _keys(ds: xr.Dataset) -> list[list[str]]:
     alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim != "key"])
     columns = (ds["sink_rate_of_model"], ds["over_tau_of_model"], alpha, ds["uniform"].mean("layer"))
+    return [[str(key), *(number(column.sel(key=key), ".4f") for column in columns)] for key in ds["key"].values]
+
+
+def _answered(ds: xr.Dataset) -> list[list[str]]:
+    if "answer_alpha" not in ds:
+        return []
+    alpha, uniform = ds["answer_alpha"], ds["answer_uniform"].mean("layer")
+    other = [dim for dim in alpha.dims if dim != "key"]
+    columns = ((alpha > THRESHOLD).mean(other), alpha.mean(other), uniform)
     return [[str(key), *(number(column.sel(key=key), ".4f") for column in columns)] for key in ds["key"].values]
 
 
@@ -285,6 +320,7 @@ MEASURE = Measure(
         Headline("sink rate of position 0", _rate),
         Headline("alpha of position 0", _alpha, ratio=True),
         Headline("alpha of uniform attention", lambda ds: ds["uniform"].sel(key=0, drop=True).mean("layer")),
+        Headline("alpha of position 0 for tokens that the model wrote", _written),
         Headline("over tau at position 0", lambda ds: ds["over_tau_of_model"].sel(key=0, drop=True)),
         Headline("share of heads", partial(with_interval, name="role_share")),
         Headline("largest effect of a head's reading (KL, nat)", _largest),

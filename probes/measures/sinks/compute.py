@@ -14,24 +14,26 @@ Sources: [Gu], arXiv 2410.10781 (alpha, sink rate); [Wu], arXiv 2502.01951 (the 
 position 0, and the roles they get by it (`probes.measures.sinks.roles`), are ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 from jaxtyping import Int
 from torch import Tensor
 
 from ...errors import InputError
+from ...models.behind import continued
 from ...models.checks import check_logits, check_tokens, lacks_bos, not_finite
 from ...models.load import takes_model
 from ...models.swap import swapped
 from ...models.view import View
 from ...results.dataset import Variable, by_block, dataset, provenance, with_low_high
 from ...results.statistics import Interval, freedom, holm, unit_of
-from ...run.memory import Retry
+from ...run.memory import Retry, prompts_at_once
 from ...run.progress import Progress, Tally
-from ...run.store import Store
+from ...run.store import Piece, Store
 from .collectors import TABLE, collectors, named
 from .effect import CACHES, DIMS, GROUPS, KEEP, NUMBERINGS, REMOVED, caches, effects, evictions, joint, losing
 from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest
@@ -52,6 +54,7 @@ def sinks(
     effect_prompts: int = EFFECT_PROMPTS,
     evict: Any = None,
     keep: Any = None,
+    answer: int | None = None,
     documents: Sequence[str] | None = None,
     pieces: Store | None = None,
     progress: Progress | None = None,
@@ -73,6 +76,8 @@ def sinks(
             measured. It takes over a pass for each pair of numbers.
         keep: numbers of last keys that it keeps, the query's own among them; (64, 128, 256) unless told, as far as prompts
             are longer.
+        answer: so many tokens that the model writes after each prompt, the most probable one each time, are part of the
+            prompts, and their queries' alpha is told apart. None: none.
         documents: what each prompt is a window of; intervals are then over documents instead of prompts.
         pieces: where parts are kept for an interrupted call (`probes.run.store`); in memory unless given.
         progress: called with (passes done, passes in all), each of a prompt.
@@ -82,9 +87,9 @@ def sinks(
         a dimension `prompt`, of all keys it is the mean. What is kept of every prompt comes with `..._low`, `..._high` and,
         as [prompt, ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
         `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
-        measured), `joint_...` and `evict_...`. With all keys there are `token_...`, see
-        `probes.measures.sinks.collectors`. The attribute `lacks_bos` is there where prompts lack what the model's tokenizer
-        puts first.
+        measured), `joint_...` and `evict_...`. With an answer there are `answer_alpha` and `answer_uniform`, with all keys
+        `token_...`, see `probes.measures.sinks.collectors`. The attribute `lacks_bos` is there where prompts lack what the
+        model's tokenizer puts first.
         NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
     Raises:
@@ -94,7 +99,7 @@ def sinks(
     Source: [Gu], arXiv 2410.10781; [Wu], arXiv 2502.01951; roles are ours, see `probes.measures.sinks.roles`.
     """
     check_tokens(model, tokens)
-    prompts, length = tokens.shape
+    (prompts, asked), length = tokens.shape, tokens.shape[1] + (answer or 0)
     if documents is not None and len(documents) != prompts:
         raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
     every = isinstance(keys, str) and keys == "all"
@@ -114,10 +119,18 @@ def sinks(
     passes = prompts + len(on) * (1 + heads / 2)
     passes += prompts * (1 + len(losing(caches(model, length, first, last).values(), length))) * bool(first)
     passes += prompts * (1 + len(GROUPS) * len(REMOVED)) * together
+    passes += prompts * (1 + answer) if answer is not None else 0
     report, pieces = Tally(progress, passes, per=model.spec.blocks), pieces or Store()
     retry = Retry(f"a prompt of {length} positions of '{model.identity.name}'", report)
 
+    prompt = tokens
+    if answer is not None:
+        tokens = torch.cat([prompt, _written(model, prompt, answer, report, retry, pieces).to(prompt.device)], 1)
     found = Sums(model, tokens, None if every else tuple(chosen), report).measured(views, retry, pieces)
+    if answer is not None:
+        before = [key for key in chosen if key < asked]
+        alone = Sums(model, prompt, None if every else tuple(before), report)
+        found |= _of_answer(found, alone.measured([model], retry, pieces.within("prompt")), chosen, asked, answer)
     if not all(np.isfinite(found[name]).all() for name in ("alpha", *NORMS)):
         raise not_finite(model, "attention")
     by_prompt = {name: found.pop(name) for name in (*MEANS, *SIZES) if name in found}  # [prompt, layer, head]
@@ -160,6 +173,7 @@ def sinks(
         "effect_prompts": len(on) or None,
         "evict": first or None,
         "keep": last or None,
+        "answer": answer,
     }
     attrs = provenance(model, tokens, measurement="sinks", **options)
     attrs |= {"lacks_bos": lacking} if (lacking := lacks_bos(model, tokens)) else {}
@@ -198,6 +212,8 @@ VARIABLES = {
     "evict_value_loss_change": Variable(DIMS[1:], f"change of the next-token loss {_NO_VALUE}", "nat"),
     "evict_value_kl": Variable(DIMS[1:], f"KL of the next token {_NO_VALUE}", "nat"),
     "alpha": Variable(_KEY, "mean weight on the key, over the queries from it on [Gu]"),
+    "answer_alpha": Variable(_KEY, "mean weight on the key, over the queries of the tokens that the model wrote"),
+    "answer_uniform": Variable(("layer", "key"), "the same of uniform attention under the block's mask"),
     "sink_rate": Variable(("layer", "key"), "share of (prompt, head) with alpha above the threshold"),
     "sink_rate_of_model": Variable(("key",), "share of (prompt, layer, head) with alpha above the threshold"),
     "over_tau": Variable(_KEY, "fraction of the queries that see the key with a weight above tau [Wu]"),
@@ -227,6 +243,39 @@ def _with_ends(name: str, interval: Interval, each: np.ndarray, prompts: int) ->
     whole[: len(each)] = each
     by_prompt = Variable(("prompt", *known.dims), f"{known.long_name}, by prompt", known.units)
     return with_low_high(name, known, map(np.asarray, interval[:3])) | {f"{name}_by_prompt": by_prompt.of(whole)}
+
+
+# ---------------------------------------------------------------------------------------------------- answers
+
+
+def _written(
+    model: View, tokens: Tensor, count: int, report: Callable[[int], Any], retry: Retry, pieces: Store
+) -> Int[Tensor, "prompt written"]:
+    """What the model writes after each prompt."""
+
+    def of(some: Sequence[int]) -> list[Piece]:
+        return [{"ids": ids.numpy()} for ids in continued(model, tokens[list(some)], count, report)]
+
+    at_once = prompts_at_once(model, tokens.shape[1] + count)
+    kept = pieces.together("answer", len(tokens), lambda some: retry(lambda: of(some)), at_once)
+    return torch.from_numpy(kept.stacked("ids"))
+
+
+def _of_answer(
+    whole: Mapping[str, np.ndarray], prompt: Mapping[str, np.ndarray], keys: Sequence[int], length: int, count: int
+) -> dict[str, np.ndarray]:
+    """Alpha of the last `count` queries alone: what all queries give a key, less what those of the prompt give it.
+
+    No query of the prompt sees what follows, so that its pattern is the same with and without the answer.
+    """
+    k = np.asarray(keys)
+    there, added = np.maximum(length - k, 0), np.minimum(count, length + count - k)
+    found = {}
+    for name in ("alpha", "uniform"):
+        earlier = np.zeros_like(whole[name])
+        earlier[..., : prompt[name].shape[-1]] = prompt[name]
+        found[f"answer_{name}"] = (whole[name] * (there + added) - earlier * there) / added
+    return found
 
 
 # --------------------------------------------------------------------------------------------------- options
