@@ -337,6 +337,8 @@ MEASURE = Measure(
     tables=tables,
     chart=chart,
     trials={
-        "sinks": partial(sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, evict=(0, 1), keep=(16,))
+        "sinks": partial(
+            sinks, keys="all", reacts="mean", effect="all", effect_prompts=2, evict=(0, 1), keep=(16,), answer=2
+        )
     },
 )
