@@ -8,11 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from io import StringIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 import xarray as xr
+from rich.console import Console
+from rich.text import Text
 from torch import Tensor
 
 from .charts import save as save_chart
@@ -24,13 +27,14 @@ from .models.view import View
 from .options import Loading, Options, Prompts
 from .results.dataset import attributes, kept, provenance, save
 from .run import processes
-from .run.files import file_name, together
+from .run.files import atomic, file_name, together
 from .run.progress import Advance, announce
 from .run.store import RESULT, Store, going_on, unfinished
 
 Results: TypeAlias = dict[str, xr.Dataset]
 Remark: TypeAlias = Callable[[str], object]
 
+LINE = 110  # characters of a line of a page
 # Of the provenance: what numbers depend on.
 KEY = ("weights", "backend", "dtype", "changed", "tokens_sha256", "headwater")
 
@@ -179,7 +183,8 @@ def result_files(measure: Measure, models: Collection[str], out: Path) -> list[P
 
 def written(measure: Measure, models: Collection[str], out: Path) -> list[Path]:
     """All that is written."""
-    return [*result_files(measure, models, out), *(out / f"{measure.name}.{suffix}" for suffix in ("png", "svg", "md"))]
+    suffixes = ("png", "svg", "md", *["html"] * (measure.shown is not None))
+    return [*result_files(measure, models, out), *(out / f"{measure.name}.{suffix}" for suffix in suffixes)]
 
 
 def write(measure: Measure, results: Results, out: Path) -> None:
@@ -189,3 +194,17 @@ def write(measure: Measure, results: Results, out: Path) -> None:
             save(ds, file)
         write_tables(measure, results, out / f"{measure.name}.md")
         save_chart(measure.chart(results), out / f"{measure.name}.png")
+        if measure.shown is not None:
+            with atomic(out / f"{measure.name}.html") as file:
+                file.write_text(page(measure, results), encoding="utf-8")
+
+
+def page(measure: Measure, results: Results) -> str:
+    """What a terminal shows of a measure's results, as a page of HTML that needs no other file."""
+    assert measure.shown is not None
+    console = Console(record=True, file=StringIO(), width=LINE, color_system="truecolor", highlight=False, emoji=False)
+    for said in (measure.question, *measure.answer(results)):
+        console.print(said, "", markup=False, sep="\n")
+    for name, ds in results.items():
+        console.print(Text(name, "bold"), measure.shown(ds), "", sep="\n")
+    return console.export_html(inline_styles=True)

@@ -73,6 +73,10 @@ def test_a_token_is_its_own_gradient_and_logits_are_those_of_jacobian():
     log_p, rows = gradients(model, torch.tensor(ds["tokens"].values))
     np.testing.assert_allclose(ds["sensitivity"], rows[7].norm(dim=-1) / math.sqrt(families.WIDTH), rtol=ROUNDING)
     assert json.loads(str(ds.attrs["options"]))["method"] == "exact"
+    contrast = probes.inspect(model, WORDS, of=(7, 9), baseline="none")  # log p of two differ as their logits do
+    np.testing.assert_allclose(
+        contrast["sensitivity"], (rows[7] - rows[9]).norm(dim=-1) / math.sqrt(families.WIDTH), rtol=ROUNDING
+    )
     best = int(log_p.argmax())
     top, same = (probes.inspect(model, WORDS, of=of, baseline="none") for of in ("top", best))
     np.testing.assert_array_equal(top["sensitivity"], same["sensitivity"])
@@ -162,7 +166,8 @@ def test_parts(profile: Sequence[float], recency: int):
         (None, {}, "no prompt is given"),
         ("w3", {}, "the text gives 2 tokens, the first one included; between sink and recency it takes at least 8"),
         ("w3 " * 200, {}, "the text gives 201 tokens, .* was made for 128; shorten it"),
-        (WORDS, {"of": "everything"}, "of 'everything' is unknown; give prediction, logits, top or a token id"),
+        (WORDS, {"of": "everything"}, "of 'everything' is unknown; give prediction, logits, top, a token id"),
+        (WORDS, {"of": (5, 5)}, "compares a token with itself"),
         (WORDS, {"of": 5, "products": 9}, "products=9 has no use with of=5"),
         (WORDS, {"seeds": 0}, "seeds=0"),
         (torch.full((2, 9), 5), {}, "the ids of 2 prompts are given"),
@@ -210,7 +215,7 @@ def test_what_the_command_reads(tmp_path):
     talk = [{"role": "user", "content": "why?"}]
     assert Options(text=tmp_path / "a.txt").values()["prompt"] == "wide 漢\n"
     assert Options(chat="why?").values()["chat"] == [talk]
-    assert [Options(of=of).values()["of"] for of in ("7", "top")] == [7, "top"]
+    assert [Options(of=of).values()["of"] for of in ("7", "top", "7-12")] == [7, "top", (7, 12)]
     assert (Options().values()["prompt"], Options(prompt="").values()["prompt"]) == (TEXT, "")
 
 
@@ -245,8 +250,23 @@ def test_beyond_a_window_there_is_no_ratio():
     beyond = np.arange(ds.sizes["position"]) < ds.sizes["position"] - 1 - 6 * 31  # blocks times window - 1
     np.testing.assert_array_equal(np.isfinite(ds["ratio"]), ~beyond)
     assert beyond.sum() > 10
-    (table,) = MEASURE.tables({"m": ds})
+    table, *_ = MEASURE.tables({"m": ds})
     assert sum(row[5] == "-" for row in table.rows) == beyond.sum()
+
+
+def test_words_lines_and_paragraphs_add_up_over_their_tokens(seen):
+    text = ["<s>", "Q", ": a", " b", "⏎", "A:", " c", "⏎⏎", "Q:", " d", "⏎"]
+    count = len(text)
+    ds = seen.isel(position=slice(count)).assign_coords(token=("position", text)).assign_attrs(first_policy="bos")
+    ds = ds.assign(sensitivity=("position", np.arange(1.0, count + 1)), baseline=("position", np.ones(count)))
+    found = {one.title.split(",")[0]: one.rows for one in MEASURE.tables({"tiny": ds})[1:]}
+    said = {kind: sorted((row[1], row[2]) for row in rows) for kind, rows in found.items()}
+    lines = [("0-0", "<s>"), ("1-4", "Q: a b⏎"), ("5-7", "A: c⏎⏎"), ("8-10", "Q: d⏎")]
+    assert said["Lines"] == lines
+    assert said["Paragraphs"] == [lines[0], ("1-7", "Q: a b⏎A: c⏎⏎"), lines[3]]
+    assert [text for _, text in said["Words"]] == ["<s>", "Q: a", " b⏎", "A:", " c⏎⏎", "Q:", " d⏎"]
+    (_, at, _, share, even, ratio) = found["Lines"][0]
+    assert (at, share, even, ratio) == ("8-10", f"{302 / 506:.1%}", f"{3 / 11:.1%}", "10")
 
 
 def test_a_command_in_a_pipe_and_in_a_terminal(monkeypatch, capsys, tmp_path):
@@ -256,6 +276,8 @@ def test_a_command_in_a_pipe_and_in_a_terminal(monkeypatch, capsys, tmp_path):
     ds = probes.load_result(tmp_path / "inspect.nc")
     own = probes.inspect(probes.load("tiny-llama", device="cpu"), CODE, seeds=1)
     np.testing.assert_allclose(ds["sensitivity"], own["sensitivity"], rtol=1e-4)
+    page = (tmp_path / "inspect.html").read_text(encoding="utf-8")
+    assert all(part in page for part in ("background-color: #d55e00", "漢", "&lt;", "depends more on the token"))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
     assert call(monkeypatch, *words) == 0

@@ -37,6 +37,14 @@ LABELS = ("below 1/4", "1/4 to 1/2", "1/2 to 0.7", "0.7 to 1.4", "1.4 to 2", "2 
 # Background of each class, a blend of the figures' blue and vermillion with white; letters on the darkest are white.
 COLORS = ("#0072b2", "#72b2d8", "#c9e2f1", None, "#fadcc5", "#f0a46c", "#d55e00")
 COLUMNS = ("model", "position", "token", "sensitivity", "baseline", "ratio", "part")
+UNITS = ("model", "positions", "text", "share of the squared sensitivity", "of the squared baseline", "ratio")
+BLANK = " ⏎⇥"  # spaces, line ends and tabs, as tokens show them
+KINDS: dict[str, tuple[str, ...]] = {
+    "Words": tuple(BLANK),
+    "Lines": ("⏎",),
+    "Paragraphs": ("⏎⏎",),
+}  # what they stand behind
+WIDEST = 60  # characters of a unit that are shown
 MOST = 3  # tokens that an answer names
 CAPTION = (
     "How much the next-token prediction depends on each token, and what the baseline says of its position, scaled to "
@@ -48,8 +56,8 @@ CAPTION = (
 class Options(options.Options):
     """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
 
-    Writes inspect.nc, inspect.md (every token with its numbers) and the chart. A terminal shows the text in colour. Without
-    a text an example is read.
+    Writes inspect.nc, inspect.md (every token with its numbers; words, lines and paragraphs), inspect.html (the text in
+    colour, which a terminal shows as well) and the chart. Without a text an example is read.
 
     Examples:
       headwater inspect tiny-llama --prompt "def area(width, height): return width *"
@@ -62,7 +70,9 @@ class Options(options.Options):
     chat: str | None = options.chat()
     answer: int | None = option("Tokens that the model writes after it, and that are read as well.", min=1)
     of: str = option(
-        "What depends on the tokens: prediction, logits, top (log p of the most probable), an id.", "prediction"
+        "What depends on the tokens: prediction, logits, top (log p of the most probable), an id, or the difference of the "
+        "logits of two, as in 1234-567.",
+        "prediction",
     )
     baseline: Literal["init", "kernel", "text", "none"] = option(
         "What is divided out: the architecture's bias at initialization; the random-matrix baseline of the weights; "
@@ -79,7 +89,9 @@ class Options(options.Options):
     def values(self) -> dict[str, Any]:
         """As `inspect` takes them, files read."""
         values = {name: value for name, value in vars(self).items() if name != "text"}
-        values |= {"of": int(self.of) if self.of.isdecimal() else self.of, "first": parse_first(self.first)}
+        ids = tuple(int(one) for one in self.of.split("-") if one.isdecimal())
+        of = ids[0] if len(ids) == 1 else ids or self.of
+        values |= {"of": of if "-".join(map(str, ids)) == self.of else self.of, "first": parse_first(self.first)}
         several = [f"--{name}" for name in ("prompt", "text", "chat") if getattr(self, name) is not None]
         if len(several) > 1:
             raise InputError(f"both {' and '.join(several)} are given; give one of --prompt, --text and --chat")
@@ -124,7 +136,35 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             sensitivity, baseline, ratio = (number(ds[name][at]) for name in ("sensitivity", "baseline", "ratio"))
             token, part = (str(ds[name].values[at]) for name in ("token", "part_of"))
             rows.append([model, str(at), token, sensitivity, "-" if _bare(ds) else baseline, ratio, part])
-    return [Table("Tokens", COLUMNS, rows)]
+    several = [
+        Table(f"{kind}, the largest share first", UNITS, units)
+        for kind in KINDS
+        if len(units := [[model, *row] for model, ds in results.items() for row in _units(ds, kind)]) > len(results)
+    ]
+    return [Table("Tokens", COLUMNS, rows), *several]
+
+
+def _units(ds: xr.Dataset, kind: str) -> list[list[str]]:
+    """Words, lines or paragraphs: squared sensitivities add up over tokens; the ratio is the root of sums' ratio."""
+    tokens, text, starts = ds["token"].values.astype(str), "", [0]
+    for at, token in enumerate(tokens):
+        lead = text + token[: len(token) - len(token.lstrip(BLANK))]
+        ends = lead.rstrip(" ⇥") if kind != "Words" else lead
+        alone = at == 1 and ds.attrs.get("first_policy") in ("bos", "id")  # what was put first is no part of the text
+        if at and (alone or (token.strip(BLANK) and ends.endswith(KINDS[kind]))):
+            starts.append(at)
+        text += token
+    squares = {name: np.square(np.nan_to_num(ds[name].values)) for name in ("sensitivity", "baseline")}
+    sums = {name: np.add.reduceat(each, starts) for name, each in squares.items()}
+    rows = []
+    for n in np.argsort(-sums["sensitivity"], kind="stable"):
+        here = slice(starts[n], [*starts, len(tokens)][n + 1])
+        shares = [number(sums[name][n] / sums[name].sum(), ".1%") for name in sums]
+        ratio = np.sqrt(sums["sensitivity"][n] / sums["baseline"][n]) if sums["baseline"][n] else np.nan
+        said = "".join(tokens[here])
+        said = said if len(said) <= WIDEST else f"{said[: WIDEST // 2]} ... {said[-WIDEST // 2 :]}"
+        rows.append([f"{here.start}-{here.stop - 1}", said, *shares, number(ratio)])
+    return rows
 
 
 def color_of(ratio: float) -> tuple[str, str] | None:
@@ -150,7 +190,9 @@ def colored_text(ds: xr.Dataset) -> Text:
     for label, edge in zip(LABELS, (0.0, *EDGES), strict=True):
         ground, letters = color_of(edge) or (None, None)
         shown.append(f" {label} ", Style(bgcolor=ground, color=letters))
-    return shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline")
+    shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline").append("\n")
+    against = "than on the others" if _bare(ds) else "than its position alone would give"
+    return shown.append(f"Orange: the prediction depends more on the token {against}. Blue: less.")
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:

@@ -10,7 +10,8 @@ so that a random step of length e at position j costs (e sensitivity_j)^2 / 2 na
 token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is the readout of `probes.jacobian`: it weighs
 unlikely tokens as much as likely ones, and counts shifts of all logits together, which change no prediction. A
 single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any id) is one product, exact, and blind
-to what moves probability between the others. All go through `probes.jacobian`, by a view whose unembedding is the readout.
+to what moves probability between the others. So is that of two, ||d (logit_v - logit_w) / dx_j|| / sqrt(d), the contrast of
+two answers. All go through `probes.jacobian`, by a view whose unembedding is the readout.
 
 What it is divided by (`baseline`). Where blocks cannot be taken apart, fresh models are measured instead of "init"'s theory.
 "text" is smoothed over neighbours in logarithms, but for both ends; what is left is content alone. "kernel" divides out
@@ -85,7 +86,7 @@ def inspect(
     *,
     chat: Chat | None = None,
     answer: int | None = None,
-    of: str | int = "prediction",
+    of: str | int | tuple[int, int] = "prediction",
     baseline: Baseline = "init",
     method: Literal["exact", "sketch"] = "sketch",
     products: int | None = None,
@@ -105,7 +106,7 @@ def inspect(
         chat: in its place a conversation, written by the model's chat template, as in `probes.prompts`.
         answer: so many tokens that the model writes after it, the most probable one each time, are read as well: what is
             inspected is the prediction after them.
-        of: "prediction", "logits", "top" or a token id, see the module's text.
+        of: "prediction", "logits", "top", a token id, or two of them, see the module's text.
         baseline: "init", "kernel", "text" or "none", see the module's text.
         method: of `probes.jacobian`; a single token takes one product, which is exact, whatever this says.
         products: of the sketch, 64 unless given.
@@ -145,12 +146,13 @@ def inspect(
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
     chosen = _chosen(model, of, log_p)
-    if isinstance(chosen, int) and products is not None:
+    single = not isinstance(chosen, str)
+    if single and products is not None:
         raise InputError(f"products={products} has no use with of={of}: one product is exact; leave it out")
 
     def measured(view: View, ids: Tensor, kept: Store, heard: Progress | None, method: str = "sketch") -> np.ndarray:
         how: Any = {"method": method, "products": products, "seed": seed}
-        how = {"method": "scalar"} if isinstance(chosen, int) else how
+        how = {"method": "scalar"} if single else how
         found = jacobian(readout(view, ids, chosen), ids, **how, readout="logits", pieces=kept, progress=heard)
         return found["sensitivity"].values[0].astype(float)
 
@@ -178,7 +180,9 @@ def inspect(
     best = log_p.topk(min(PREDICTIONS, model.spec.vocabulary))
     unit = "1" if chosen == "logits" else "sqrt(nat) per unit of embedding"
     label = {"prediction": "||F^(1/2) J_j||_F / sqrt(d)", "logits": "||J_j||_F / sqrt(d)"}
-    name, at = label.get(str(chosen), "||d log p_v / dx_j|| / sqrt(d)"), ("position",)
+    label["contrast"] = "||d (logit_v - logit_w) / dx_j|| / sqrt(d)"
+    named = "contrast" if isinstance(chosen, tuple) else str(chosen)
+    name, at = label.get(named, "||d log p_v / dx_j|| / sqrt(d)"), ("position",)
     variables = {
         "sensitivity": Variable(at, name, unit).of(sensitivity),
         "baseline": Variable(at, f"baseline '{baseline}', scaled", unit).of(scaled),
@@ -194,7 +198,7 @@ def inspect(
         "next_id": (("rank",), best.indices),
         "next_token": (("rank",), [token_name(model.tokenizer, int(i)) for i in best.indices]),
     }
-    options = {"of": of, "baseline": baseline, "method": "exact" if isinstance(chosen, int) else method}
+    options = {"of": of, "baseline": baseline, "method": "exact" if single else method}
     options |= {
         "answer": answer,
         "products": products,
@@ -213,8 +217,8 @@ def inspect(
     return dataset(variables, tokens=tokens, coords=coords, attrs=made | attrs)
 
 
-def readout(model: View, tokens: Tensor, of: str | int) -> View:
-    """The view whose logits are, to first order at the end of this prompt, what `of` says: "prediction" or a token's id.
+def readout(model: View, tokens: Tensor, of: str | int | tuple[int, int]) -> View:
+    """The view whose logits are, to first order at the end of this prompt, what `of` says: "prediction", an id or two.
 
     For "prediction" they are sqrt(p_v) (logit_v - sum_u p_u logit_u), whose derivative has the norm in Fisher's metric.
     """
@@ -222,6 +226,9 @@ def readout(model: View, tokens: Tensor, of: str | int) -> View:
         return model
     if isinstance(of, int):
         return Readout(model, lambda normed: model.unembed(normed).log_softmax(-1)[..., of : of + 1])
+    if isinstance(of, tuple):
+        one, other = (slice(at, at + 1) for at in of)
+        return Readout(model, lambda normed: (x := model.unembed(normed))[..., one] - x[..., other])
     p = _log_probabilities(model, tokens).exp()
 
     def unembed(normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
@@ -251,15 +258,21 @@ def divided(
         return sensitivity / scaled, scaled, parts
 
 
-def _chosen(model: View, of: str | int, log_p: Float[Tensor, " vocabulary"]) -> str | int:
-    """What `of` comes down to: "prediction", "logits" or a token's id."""
+def _chosen(
+    model: View, of: str | int | tuple[int, int], log_p: Float[Tensor, " vocabulary"]
+) -> str | int | tuple[int, int]:
+    """What `of` comes down to: "prediction", "logits", a token's id or two."""
     if of == "top":
         return int(log_p.argmax())
     if of in ("prediction", "logits"):
         return str(of)
-    if isinstance(of, bool) or not isinstance(of, int):
-        raise InputError(f"of '{of}' is unknown; give prediction, logits, top or a token id")
-    check_id(model, of)
+    ids = of if isinstance(of, tuple) else (of,)
+    if len(ids) not in (1, 2) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise InputError(f"of '{of}' is unknown; give prediction, logits, top, a token id, or two to compare")
+    if len(set(ids)) < len(ids):
+        raise InputError(f"of {of} compares a token with itself; give two different ones")
+    for one in ids:
+        check_id(model, int(one))
     return of
 
 
@@ -274,7 +287,7 @@ def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabular
 
 
 def _kernel(
-    model: View, tokens: Tensor, pieces: Store, heard: Progress | None, of: str | int
+    model: View, tokens: Tensor, pieces: Store, heard: Progress | None, of: str | int | tuple[int, int]
 ) -> Float[np.ndarray, " position"]:
     """The second-moment kernel of this model on this text, with its patterns and its score path."""
     view = readout(model, tokens, of)
