@@ -4,6 +4,9 @@ The command line prints its message as a single line and exits with code 2; ever
 what to do about it. Everything else that escapes is a defect of the suite and keeps its traceback.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class InputError(ValueError):
     """Something the caller gave cannot be used; the message names the value and the remedy."""
@@ -11,6 +14,11 @@ class InputError(ValueError):
 
 class TooFew(InputError):
     """Fewer prompts than a measure needs at once."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The name that was perhaps meant, as a question; empty without any."""
+    return "".join(f" (did you mean {match}?)" for match in get_close_matches(name, list(known), 1))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

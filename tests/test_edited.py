@@ -318,6 +318,7 @@ def test_what_cannot_be_changed_is_refused():
         (lambda: swap(model, "zero", dose=1.5), ("dose=1.5 ", "0 to 1")),
         (lambda: probes.edited(model, "value-mean"), ("reference",)),
         (lambda: intervention("18-8"), ("'18-8'", "18.8")),
+        (lambda: intervention("realeased@8"), ("did you mean released?",)),
     ):
         with refused(*words):
             call()

@@ -135,7 +135,7 @@ def test_unknown_options_are_refused(kept):
     ("source", "says"),
     [
         ("./nowhere", "model './nowhere' does not exist"),
-        ("tiny-lama", "model 'tiny-lama' is neither bundled (tiny-llama,"),
+        ("tiny-lama", "model 'tiny-lama' (did you mean tiny-llama?) is neither bundled (tiny-llama,"),
         ("no body/no:thing", "'no body/no' is no hub id"),
     ],
 )

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from functools import cache
 from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from probes.errors import InputError
+from probes.errors import InputError, near
 
 BOOLS = {"yes": True, "no": False, "true": True, "false": False}
 
@@ -86,11 +85,6 @@ def _read(value: str, kind: Any) -> Any:
     if not value:
         raise ValueError("nothing between two commas")
     return BOOLS[value.lower()] if kind is bool else kind(value)
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """The name that was perhaps meant, as a question; empty without any."""
-    return "".join(f" (did you mean {match}?)" for match in get_close_matches(name, known, 1))
 
 
 def refuse(reasons: Mapping[str, object]) -> None:

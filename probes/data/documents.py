@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import InputError, reason
+from ..errors import InputError, near, reason
 from ..run.files import what_is
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".jsonl")
@@ -76,7 +76,8 @@ def text_files(path: str | Path) -> list[Path]:
     """The files that `read_documents` would read; none of them is opened."""
     path, kind = Path(path), what_is(path)
     if kind in ("nothing", "neither"):
-        raise InputError(f"text '{path}' {'does not exist' if kind == 'nothing' else 'is a pipe or a device'}; {GIVE}")
+        what = "is a pipe or a device" if kind == "neither" else f"does not exist{near(str(path), BUNDLED)}"
+        raise InputError(f"text '{path}' {what}; {GIVE}, or one of {', '.join(BUNDLED)}")
     if kind == "file":
         return [path]
     files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix in TEXT_SUFFIXES)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError, reason
+from ..errors import InputError, near, reason
 from ..run.files import what_is
 from ..run.memory import own_memory
 from .checkpoint import ADAPTER, CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
@@ -102,8 +102,8 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
         raise InputError(f"model '{source}' does not exist; {GIVE}")
     if "/" not in source:
         raise InputError(
-            f"model '{source}' is neither bundled ({', '.join(bundled())}) nor {', '.join(PACKAGED)}, a folder or a "
-            "GGUF file; hub ids are written owner/name"
+            f"model '{source}'{near(source, (*bundled(), *PACKAGED))} is neither bundled ({', '.join(bundled())}) nor "
+            f"{', '.join(PACKAGED)}, a folder or a GGUF file; hub ids are written owner/name"
         )
     folder = _from_hub(repository, revision, file)
     if file:

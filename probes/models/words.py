@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from jaxtyping import Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, near
 from .ablate import WAY, WAYS, Group, ablated, reweighed
 from .edited import Edited
 from .load import takes_model
@@ -138,8 +138,8 @@ def _word(one: str, given: str) -> Word:
     }[word.kind]
     if not right:
         raise InputError(
-            f"'{given}' is no intervention; give one as mean, mean@4, mean:keys, 17*0.2, without-0@8, released@8:sinks, "
-            f"18.8 or released@8+zero@8:values, of {', '.join(CHOICES)}, a token id or a head"
+            f"'{given}' is no intervention{near(what or one, CHOICES)}; give one as mean, mean@4, mean:keys, 17*0.2, without-0@8, "
+            f"released@8:sinks, 18.8 or released@8+zero@8:values, of {', '.join(CHOICES)}, a token id or a head"
         )
     if word.kind == "replacement":
         word = word._replace(

@@ -22,13 +22,13 @@ import xarray as xr
 
 from probes import charts
 from probes.claims.claim import Claim, counted
-from probes.errors import InputError
+from probes.errors import InputError, near
 from probes.results.dataset import attributes, commands_in, made_with, save
 from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
 from probes.run.hardware import hardware
 
-from ..checks import changed, near, usable_device
+from ..checks import changed, usable_device
 from ..train import Run, Trained, forget, train
 from .reading import tables_of
 
