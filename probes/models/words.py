@@ -138,8 +138,8 @@ def _word(one: str, given: str) -> Word:
     }[word.kind]
     if not right:
         raise InputError(
-            f"'{given}' is no intervention{near(what or one, CHOICES)}; give one as mean, mean@4, mean:keys, 17*0.2, without-0@8, "
-            f"released@8:sinks, 18.8 or released@8+zero@8:values, of {', '.join(CHOICES)}, a token id or a head"
+            f"'{given}' is no intervention{near(what or one, CHOICES)}; give one as mean, mean@4, mean:keys, 17*0.2, "
+            f"without-0@8, released@8:sinks, 18.8 or released@8+zero@8:values, of {', '.join(CHOICES)}, a token id or a head"
         )
     if word.kind == "replacement":
         word = word._replace(
