@@ -61,6 +61,12 @@ def test_what_has_no_derivative_is_measured_without_and_refused_with(tmp_path):
     assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1], readout="logits")
 
 
+def test_a_kernel_without_derivative_is_refused_behind_a_cast():
+    model = replaced(quantized.Packed)
+    assert close(probes.sinks(model, IDS).alpha, probes.sinks(plain("codes", model), IDS).alpha, NOISE)
+    assert "'quantized.Packed' has no derivative" in families.refused(probes.jacobian, model, IDS[:1])
+
+
 def test_quantized_weights_are_named_by_codes_and_scales_and_neither_moved_nor_cast():
     model = replaced(Codes)
     seen = {probes.load(model).identity.weights}

@@ -8,11 +8,12 @@ say is not known, so that blocks with them stay whole. One that gives back no de
 refused where a derivative is asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from ..errors import InputError
 from . import split
@@ -107,10 +108,10 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     """
 
     def check(module: nn.Module, args: Any, output: Any) -> None:
-        asked = any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        asked = [x for x in args if isinstance(x, Tensor) and x.requires_grad]
         if not asked or not isinstance(output, Tensor) or not output.is_floating_point():
             return
-        if output.grad_fn is None or "NotImplemented" in output.grad_fn.name():
+        if not _leads_back(output, asked):
             kind = type(module.weight) if type(module) is nn.Linear else type(module)
             raise InputError(
                 f"'{kind.__module__}.{kind.__qualname__}' has no derivative, which this measurement takes; measure what "
@@ -123,6 +124,21 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _leads_back(output: Tensor, inputs: Sequence[Tensor]) -> bool:
+    """Whether a module's output has a derivative by its input: no step between them is torch's stand-in for a derivative."""
+    begin = {get_gradient_edge(x).node for x in inputs}
+    waiting, seen = [output.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if "NotImplemented" in node.name():
+            return False
+        waiting += () if node in begin else (one for one, _ in node.next_functions)
+    return not begin.isdisjoint(seen)
 
 
 def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
