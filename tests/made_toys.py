@@ -31,6 +31,8 @@ OTHERS: list[dict[str, Any]] = [
     | {"residual": bool((n + n // 2 + n // 4) % 2)}
     for n, switches in enumerate(product((False, True), ("none", "rms", "layer"), (True, False), ("linear", "mlp")))
 ]
+POSTED: dict[str, Any] = STANDARD | {"output_projection": True, "head": "linear", "residual": True, "post_norm": True}
+OTHERS += [POSTED | {"qk_norm": True}, POSTED | {"norm": "layer"}]
 MATCHED = Settings(fresh_seeds=2, seeds=2, positions=9, targets=0, width=8, vocabulary=4, steps=3, batch=4, sequences=8)
 
 

@@ -35,6 +35,11 @@ def toy_pass(a: Architecture, weights: dict[str, Tensor], inputs: Tensor) -> tup
             own = head if a.kv_heads is None else head * a.kv_heads // a.heads
             columns = {"q": head, "k": own, "v": own}
             q, k, v = (n @ w[f"{layer}.{name}"][:, c * width : (c + 1) * width] for name, c in columns.items())
+            if a.qk_norm:
+                q, k = (
+                    w[f"{layer}.{name}_norm"] * x / (x**2).mean(-1, keepdim=True).add(1e-5).sqrt()
+                    for name, x in (("q", q), ("k", k))
+                )
             if a.positional == "rope":
                 q, k = rotated(q, cos, sin), rotated(k, cos, sin)
             slopes = None if a.decay is None else torch.tensor([a.decay])
@@ -45,10 +50,14 @@ def toy_pass(a: Architecture, weights: dict[str, Tensor], inputs: Tensor) -> tup
         out = torch.cat(mixed, -1)
         if a.output_projection:
             out = out @ w[f"{layer}.o"]
+        if a.post_norm:
+            out = _toy_norm(a, w, f"{layer}.post_attention_norm", out)
         x = x + out if a.residual else out
         if a.feed_forward:
             up = _toy_norm(a, w, f"{layer}.mlp_norm", x) @ w[f"{layer}.up"] + w[f"{layer}.up.bias"]
             down = up * (1 + torch.erf(up / math.sqrt(2))) / 2 @ w[f"{layer}.down"] + w[f"{layer}.down.bias"]
+            if a.post_norm:
+                down = _toy_norm(a, w, f"{layer}.post_mlp_norm", down)
             x = x + down if a.residual else down
         streams.append(x)
     return streams, toy_head(a, weights, _toy_norm(a, w, "norm", x)[-1])

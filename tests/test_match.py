@@ -39,6 +39,8 @@ from toy.match_result import (
     toys_learnt,
 )
 from toy.matching import QUICK, Matching, Settings, frequencies, strength
+from toy.model import initial
+from toy.view import Toy
 
 pytestmark = pytest.mark.slow
 
@@ -124,10 +126,30 @@ def test_strengths_and_frequencies_are_those_of_the_weights(ape):
     assert found.embedding == pytest.approx(0.05, rel=0.1)
     assert found.values == pytest.approx((64 * spec.heads * spec.head_dim) ** 0.5 * 0.05**2, rel=0.1)
     assert found.logits == pytest.approx(64 * 0.05**2, rel=0.1)
-    turned = frequencies(model, tokens)
-    assert turned is not None
     half = model.spec.head_dim // 2
-    np.testing.assert_allclose(turned, 10_000 ** (-np.arange(half) / half), rtol=1e-4)
+    turned = np.array(frequencies(model, tokens), dtype=float)
+    np.testing.assert_allclose(turned, [10_000 ** (-np.arange(half) / half)] * BLOCKS, rtol=1e-4)
+
+
+def test_toys_of_gemma_3_have_its_norms_and_strengths(ape):
+    config, tokens = families.small("gemma3_text", num_key_value_heads=1), ape[1]
+    model = load(families.build(config).eval())
+    plan = layout.planned(model, tokens, Matching(SETTINGS, "cpu"))
+    a = plan.fresh[MATCHED]
+    assert (a.kv_heads, a.norm, a.qk_norm, a.post_norm, a.window) == (1, "rms", True, True, None)
+    assert [note.partition(";")[0] for note in plan.notes] == [
+        "blocks with and without a window differ",
+        "blocks differ in their wavelengths of RoPE",
+    ]
+    assert not any(
+        "window" in note for note in layout.planned(model, tokens[:, : families.WINDOW], Matching(SETTINGS)).notes
+    )
+    wanted, found = strength(model.reinitialized(0), tokens), strength(Toy(a, initial(a, 0)), tokens)
+    assert wanted is not None
+    assert found is not None
+    assert found[1:] == pytest.approx(wanted[1:], rel=0.01)  # norms give these sizes
+    assert wanted.logits == pytest.approx((families.HEAD_DIM / 24) ** 0.5, rel=0.1)
+    assert found.embedding == pytest.approx(wanted.embedding, rel=0.1)
 
 
 def knowing(ds: xr.Dataset) -> xr.Dataset:

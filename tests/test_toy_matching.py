@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from made_toys import MATCHED as SMALL
+from made_toys import STANDARD, made
 
 from probes.models.view import Spec
 from toy.matching import QUICK, TEST_SEED, Matching, Plan, Settings, Strength, strength
@@ -27,7 +28,9 @@ def test_matched_toys_share_what_position_can_come_from_and_ablations_lack_one_o
     sizes: dict[str, Any] = {"blocks": 3, "heads": 4, "kv_heads": 2, "width": 16, "length": 9}
     matched = Architecture(**sizes, vocabulary=5, outputs=4, positional="rope", feed_forward=True, norm="rms")
     assert {run.architecture for run in plan.runs} == {matched}
-    assert planned(norm="layer").runs[0].architecture.norm == "layer"
+    for norms in ({"norm": "layer"}, {"qk_norm": True}, {"post_norm": True, "norm": "layer"}):
+        found = planned(parts=made(**STANDARD | norms).parts(0)).runs[0].architecture
+        assert found == replace(matched, kv_heads=4, **norms)
     fresh = replace(matched, length=256, vocabulary=1000)  # the model's own length and tokens
     assert plan.fresh == {
         "matched": fresh,
@@ -44,15 +47,18 @@ def test_matched_toys_share_what_position_can_come_from_and_ablations_lack_one_o
     assert short.runs[0].architecture.blocks == 2
     assert (short.fresh["matched"].blocks, short.fresh["matched"].length) == (3, 100)
     # A base's wavelengths stay that base's with fewer planes, whatever the scaling did to them: every so many of them.
-    own = [1_000 ** (-n / 16) / (1 + n) for n in range(16)]  # heads of the toys have four dimensions
-    assert planned(frequencies=own).fresh["matched"].frequencies == (own[0], own[8])
+    own = tuple(1_000 ** (-n / 16) / (1 + n) for n in range(16))  # heads of the toys have four dimensions
+    assert planned(frequencies=[own]).fresh["matched"].frequencies == (own[0], own[8])
 
 
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-def test_strengths_of_fresh_toys_are_the_model_s(norm):
+@pytest.mark.parametrize(
+    "norms", [{}, {"norm": "layer"}, {"qk_norm": True}, {"norm": "layer", "post_norm": True}], ids=str
+)
+def test_strengths_of_fresh_toys_are_the_model_s(norms):
     """Up to the scale of the stream, which the norms take out, and the scatter of small weights."""
     wanted = Strength(embedding=0.02, logits=0.05, values=0.04, feed_forward=0.006)
-    a = planned(strengths=wanted, norm=norm, settings=replace(SMALL, width=32)).fresh["matched"]
+    parts = made(**STANDARD | norms).parts(0)
+    a = planned(strengths=wanted, parts=parts, settings=replace(SMALL, width=32)).fresh["matched"]
     tokens = torch.arange(40).reshape(2, 20)
     measured = [strength(Toy(a, initial(a, seed)), tokens) for seed in range(8)]
     found = Strength(*np.sqrt(np.mean(np.square(np.array(measured, dtype=float)), 0)))
@@ -73,6 +79,16 @@ def test_windows_keep_their_fraction_of_the_length(window, length, expected):
     if expected is not None:
         assert plan.fresh["no window"] == replace(fresh, mask="causal", window=None)
         assert plan.fresh["no causal mask"].window is None
+
+
+def test_notes_say_in_what_toys_do_not_match():
+    mixed, apart = replace(SPEC, windows=(100, None, 100)), Strength(1, 1, 1, 1)
+    given: dict[str, Any] = {"settings": replace(SMALL, longest=100), "strengths": apart}
+    assert planned(mixed, length=100, **given).notes == ()  # prompts fit into every window
+    (note,) = planned(mixed, length=101, settings=SMALL, strengths=apart).notes
+    assert "with and without a window" in note
+    (note,) = planned(length=100, frequencies=[(1.0, 0.1), None, (1.0, 0.2)], **given).notes
+    assert "wavelengths" in note
 
 
 def test_runs_are_seeds_by_positions_asked_for():

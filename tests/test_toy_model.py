@@ -52,6 +52,7 @@ OTHER_SHAPES: list[dict[str, Any]] = [
     {"attention": "relu", "positional": "rope", "feed_forward": True},
     *({"blocks": n, "heads": h, "width": 8, "positional": "learned"} | RICH for n, h in ((1, 1), (3, 4))),
     *(FOUR | {"kv_heads": n, "positional": "rope", "frequencies": (0.5, 0.02)} for n in (1, 2)),
+    FOUR | {"kv_heads": 1, "positional": "rope", "qk_norm": True, "post_norm": True},
 ]
 
 
@@ -66,8 +67,11 @@ def test_other_shapes_and_kinds_of_attention_are_the_twin_s(switches):
     close(found[0], truth, tolerance(a))
     slopes = torch.autograd.grad(found.sum(), list(leaves.values()))
     assert all(slope.isfinite().all() for slope in slopes)  # where a query does not look, too
-    plain = replace(a, attention="softmax", frequencies=None)
+    plain = replace(a, attention="softmax", frequencies=None, qk_norm=False, post_norm=False)
     if plain != a:
+        drawn, old = initial(a, 0), initial(plain, 0)
+        assert all(torch.equal(drawn[name], tensor) for name, tensor in old.items())  # norms draw nothing
+        leaves = {name: leaves[name] for name in old}
         assert not torch.allclose(forward(plain, leaves, switches_of(plain), inputs)[0], truth)
 
 
@@ -122,6 +126,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"positional": "rope", "frequencies": (1.0, 0.1)}, "are not those of 1 planes of rope"),
     ({"mask": "window"}, "mask is 'window' and window is None; give both or neither"),
     ({"mask": "prefix", "prefix": 7}, "prefix=7 does not fit 6 positions"),
+    ({"post_norm": True}, "qk_norm and post_norm are norms, and norm is 'none'; give norm='rms' or 'layer'"),
     ({"positional": "decay", "decay": 0.1, "mask": "full"}, "mask 'full' shows later tokens; give mask='causal' or"),
 ]
 

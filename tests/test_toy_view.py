@@ -121,12 +121,15 @@ def test_attention_is_the_mask_s_own_and_watchers_see_it(look):
 
 
 def test_what_heads_write_and_what_is_read_out():
-    for projected in (True, False):
-        toy = made(output_projection=projected, norm="layer", feed_forward=False)
+    for switches in ({}, {"output_projection": False}, {"post_norm": True}):
+        toy = made(**switches, norm="layer", feed_forward=False)
         trace = toy.trace(toy.embed(TOKENS), attention=True)
         for layer, attention in enumerate(trace.attention):
             written = torch.einsum("bhtc,hcd->btd", attention.pattern() @ attention.value, toy.output_weights(layer))
-            close(trace.residual[layer + 1] - trace.residual[layer], written)
+            norm = toy.output_norm(layer)
+            assert (norm is not None) == ("post_norm" in switches)
+            added = written if norm is None else reference.normalized(norm[0], written + norm[1])
+            close(trace.residual[layer + 1] - trace.residual[layer], added)
     found = logits(made(outputs=5), TOKENS)  # ids that no class stands for are never predicted
     assert torch.equal(found == -math.inf, (torch.arange(toys.VOCABULARY) > 4).expand_as(found))
 

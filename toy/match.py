@@ -129,12 +129,10 @@ def match(
 
 def planned(model: View, tokens: Tensor, maker: Matching, *, seed: int = 0, initialization: Rule = CONFIG) -> Plan:
     """The toys that match a model on these prompts; a first token that all prompts share counts as BOS."""
-    parts = model.parts(0)
-    own = None if parts is None else parts.attention_norm or parts.post_attention_norm
     bos = len(tokens) > 1 and bool((tokens[:, 0] == tokens[0, 0]).all())
     strengths = strength(model.reinitialized(seed, initialization=initialization), tokens)
     matching: dict[str, Any] = {"strengths": strengths, "frequencies": frequencies(model, tokens)}
-    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], norm="rms" if own is None else own.kind, **matching)
+    return maker.plan(model.spec, bos=bos, length=tokens.shape[1], parts=model.parts(0), **matching)
 
 
 def profile(view: View, tokens: Tensor, seed: int) -> xr.Dataset:

@@ -16,8 +16,8 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
-from probes.models.linear import LinearizedBlock
-from probes.models.view import Spec, View
+from probes.models.linear import LinearizedBlock, normalized
+from probes.models.view import Parts, Spec, View
 from probes.run.precision import double
 from probes.run.progress import Progress, Tally
 
@@ -43,7 +43,7 @@ class Strength(NamedTuple):
 
     embedding: float  # position 0 left out
     logits: float
-    values: float  # W_O W_V n, without averaging
+    values: float  # W_O W_V n, without averaging, after its norm if it has one
     feed_forward: float
 
 
@@ -59,7 +59,8 @@ def strength(model: View, tokens: Int[Tensor, "prompt position"], *, seed: int =
             return None
         block = LinearizedBlock(parts, rows, None)
         key, value = (x.repeat_interleave(block.groups, 1) for x in (block.key, block.value))
-        written = functional.linear(value.transpose(1, 2).flatten(2), parts.o.weight)
+        projected = functional.linear(value.transpose(1, 2).flatten(2), parts.o.weight)
+        written = normalized(parts.post_attention_norm, projected)[1]
         found.append([_square(x) for x in (block.query @ key.mT, written, block.output - block.middle)])
     blocks = torch.tensor(found).mean(0).sqrt().tolist()
     return Strength(_square(model.embed(tokens)[:, 1:]) ** 0.5, *blocks)
@@ -70,17 +71,20 @@ def _square(x: Tensor) -> float:
 
 
 @torch.no_grad()
-def frequencies(model: View, tokens: Int[Tensor, "prompt position"]) -> tuple[float, ...] | None:
-    """Radians per position of RoPE's planes in block 0, scaling included, 0 for those it leaves alone; None without RoPE.
+def frequencies(model: View, tokens: Int[Tensor, "prompt position"]) -> tuple[tuple[float, ...] | None, ...]:
+    """Radians per position of RoPE's planes by block, scaling included, 0 for those it leaves alone; None without RoPE.
 
     They are read from the rotation of a pass over the first prompt: whatever rule made it, this is what acted.
     """
-    rotation = model.trace(model.embed(tokens[:1])).rotary[0]
-    if rotation is None:
-        return None
-    cos, sin = (double(part[1]).chunk(2)[0] for part in rotation)
-    turned = torch.atan2(sin, cos).tolist()
-    return (*turned, *[0.0] * (model.spec.head_dim // 2 - len(turned)))
+
+    def of(rotation: tuple[Tensor, Tensor] | None) -> tuple[float, ...] | None:
+        if rotation is None:
+            return None
+        cos, sin = (double(part[1]).chunk(2)[0] for part in rotation)
+        turned = torch.atan2(sin, cos).tolist()
+        return (*turned, *[0.0] * (model.spec.head_dim // 2 - len(turned)))
+
+    return tuple(map(of, model.trace(model.embed(tokens[:1])).rotary))
 
 
 @dataclass(frozen=True)
@@ -154,19 +158,21 @@ class Matching:
         *,
         bos: bool,
         length: int,
-        norm: Literal["rms", "layer"] = "rms",
+        parts: Parts | None = None,
         strengths: Strength | None = None,
-        frequencies: Sequence[float] | None = None,
+        frequencies: Sequence[tuple[float, ...] | None] = (None,),
     ) -> Plan:
         """The toys that match a model.
 
         With `bos` retrieval sequences have one, too. A window is a fraction of `length`, the positions of the model's
-        prompts. Toys have torch's own strengths where there are none.
+        prompts. Toys have the norms of `parts`, block 0 taken apart, and RMS norms of the stream without it, and torch's own
+        strengths where there are none. `frequencies` as the function of this name gives them.
         """
         at_least("length", length, 2)
         s = self.settings
         head = max(LEAST_HEAD, 2 * round(s.width / spec.heads / 2))
-        planes = head // 2
+        planes, turns = head // 2, frequencies[0]
+        own = None if parts is None else parts.attention_norm or parts.post_attention_norm
         base = Architecture(
             blocks=spec.blocks,
             heads=spec.heads,
@@ -177,11 +183,11 @@ class Matching:
             outputs=s.vocabulary,
             positional=spec.positional[0],
             # A base's wavelengths are evenly spaced logarithms: so are those of every n-th plane.
-            frequencies=None
-            if frequencies is None
-            else tuple(frequencies[n * len(frequencies) // planes] for n in range(planes)),
+            frequencies=None if turns is None else tuple(turns[n * len(turns) // planes] for n in range(planes)),
             feed_forward=True,
-            norm=norm,
+            norm="rms" if own is None else own.kind,
+            qk_norm=parts is not None and parts.q_norm is not None,
+            post_norm=parts is not None and parts.post_attention_norm is not None,
         )
         base = replace(base, factors=() if strengths is None else _factors(base, strengths))
 
@@ -199,7 +205,7 @@ class Matching:
             for seed in range(s.seeds)
             for task in asked
         ]
-        return Plan(fresh, runs, _notes(spec, s, length, strengths))
+        return Plan(fresh, runs, _notes(spec, s, length, strengths, parts, frequencies))
 
     def toys(
         self, plan: Plan, folder: str | Path | None = None, progress: Progress | None = None
@@ -223,17 +229,22 @@ class Matching:
 
 def _window(spec: Spec, length: int, toy_length: int) -> int | None:
     """The toys' window: as large a part of their length as the model's is of `length`; None for no window."""
-    (own, *others) = set(spec.windows)
-    if others or own is None or own >= length:
+    (own, *others) = _windows(spec, length)
+    if others or own is None:
         return None
     return max(2, round((own - 1) * (toy_length - 1) / (length - 1)) + 1)
+
+
+def _windows(spec: Spec, length: int) -> set[int | None]:
+    """Those of the blocks; None for one that prompts of this length fit into."""
+    return {None if window is None or window >= length else window for window in spec.windows}
 
 
 def _factors(base: Architecture, wanted: Strength) -> tuple[tuple[str, float], ...]:
     """What fresh weights of toys are multiplied by, to be as strong as the model's; values stay as torch draws them.
 
-    The norms divide by the size of the stream: what counts is each part's size against that of values. Biases are zero, as
-    all supported families have them.
+    The norms divide by the size of the stream: what counts is each part's size against that of values. Where a norm follows
+    a matrix, its weight is what counts. Biases are zero, as all supported families have them.
     """
     plain = replace(base, vocabulary=2, factors=(("bias", 0.0),))
     made = (strength(Toy(plain, initial(plain, seed)), torch.tensor([[0, 1]])) for seed in range(DRAWS))
@@ -243,7 +254,9 @@ def _factors(base: Architecture, wanted: Strength) -> tuple[tuple[str, float], .
         getattr(wanted, name) / wanted.values / (getattr(own, name) / own.values)
         for name in ("embedding", "feed_forward")
     )
-    factors = {"bias": 0.0, "embedding": embedding, "positions": embedding, "q": looks, "k": looks, "down": down}
+    q, k = ("q_norm", "k_norm") if base.qk_norm else ("q", "k")
+    last = "post_mlp_norm" if base.post_norm else "down"
+    factors = {"bias": 0.0, "embedding": embedding, "positions": embedding, q: looks, k: looks, last: down}
     return tuple(factors.items())
 
 
@@ -257,14 +270,26 @@ def _ablated(base: Architecture) -> dict[str, Architecture]:
     return found
 
 
-def _notes(spec: Spec, settings: Settings, length: int, strengths: Strength | None) -> tuple[str, ...]:
+def _notes(
+    spec: Spec,
+    settings: Settings,
+    length: int,
+    strengths: Strength | None,
+    parts: Parts | None,
+    turns: Sequence[tuple[float, ...] | None],
+) -> tuple[str, ...]:
     """In what toys do not match the model."""
     deep = f"trained toys have {settings.deepest} of the model's {spec.blocks} blocks; fresh ones have all"
+    by_head = parts is None or parts.q_norm is None or parts.q_norm.weight.numel() == spec.head_dim
     notes = {
-        "blocks with and without a window differ; the toys' masks are causal without one": len(set(spec.windows)) > 1,
+        "blocks with and without a window differ; the toys' masks are causal without one": len(_windows(spec, length))
+        > 1,
         "every query sees a prefix; the toys' masks are causal": spec.prefix is not None,
         "blocks differ in their positional encoding; the toys have that of block 0 in all": len(set(spec.positional))
         > 1,
+        "blocks differ in their wavelengths of RoPE; the toys have those of block 0 in all": len({*turns} - {None}) > 1,
+        "all heads have one norm of queries and keys; the toys have one for each": not by_head,
+        "branches read the stream without a norm; the toys norm it": parts is not None and parts.attention_norm is None,
         "blocks cannot be taken apart; the toys have torch's own strengths": strengths is None,
         deep: spec.blocks > settings.deepest,
         f"fresh toys have {settings.longest} of {length} positions": length > settings.longest,

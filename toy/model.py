@@ -1,9 +1,9 @@
 """One transformer with switches; one pass runs many models of it.
 
-A block is pre-norm: attention reads the (normalized) stream and writes to it, then a feed-forward may; every part but
-attention can be switched off. Weights of E models of one shape lie side by side in tensors with a leading model dimension,
-and one pass runs all of them: `[E, in, out]` matrices against inputs `[E, B, T, d]`, or `[1, B, T, d]` that all models
-share.
+In a block attention reads the (normalized) stream and writes to it, then a feed-forward may; every part but attention can be
+switched off, and what both write can have a norm, too. Weights of E models of one shape lie side by side in tensors with a
+leading model dimension, and one pass runs all of them: `[E, in, out]` matrices against inputs `[E, B, T, d]`, or
+`[1, B, T, d]` that all models share.
 
 Mask, rotation, decay, sinusoidal encoding and residual stream change no shape. They are numbers that enter the pass
 (`Switches`), so that models that differ in them train in one batch.
@@ -61,6 +61,8 @@ class Architecture(Settings):
     `attention`: what makes weights of logits; those of "sigmoid" and "relu" are each key's own, and a query's do not sum to
     1. `kernel`: attention's logits are `q . k / sqrt(c)`, or with "distance" `-|q - k|^2 / (2 sqrt(c))`; `readout`: the
     head's are `x . u`, or `-|x - u|^2 / 2`.
+    `qk_norm`: each head's queries and keys have an RMS norm before they are turned; `post_norm`: what attention and the
+    feed-forward write has the block's norm before it is added.
 
     Raises:
         InputError: a combination that cannot be.
@@ -80,6 +82,8 @@ class Architecture(Settings):
     residual: bool = True
     feed_forward: bool = False
     norm: NormSwitch = "none"
+    qk_norm: bool = False
+    post_norm: bool = False
     output_projection: bool = True  # W_O; [Wu] has none
     head: Head = "linear"
     attention: AttentionSwitch = "softmax"
@@ -117,6 +121,8 @@ class Architecture(Settings):
                 f"frequencies={self.frequencies} are not those of {planes} planes of rope; give one for each": (
                     self.frequencies is not None and (self.positional, len(self.frequencies)) != ("rope", planes)
                 ),
+                "qk_norm and post_norm are norms, and norm is 'none'; give norm='rms' or 'layer'": self.norm == "none"
+                and (self.qk_norm or self.post_norm),
                 f"decay is a loss per token of distance into the past, and mask '{self.mask}' shows later tokens; give "
                 "mask='causal' or 'window'": self.positional == "decay" and self.mask in ("full", "prefix"),
             }
@@ -151,10 +157,10 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
         for part, size in ((name, (inputs, outputs)), (f"{name}.bias", (outputs,)))[: 1 + bias]:
             found[part] = (torch.rand(size, generator=generator) * 2 - 1) * inputs**-0.5
 
-    def norm(name: str) -> None:
-        if a.norm != "none":
+    def norm(name: str, on: bool = a.norm != "none") -> None:
+        if on:
             found[name] = torch.ones(a.width)
-        if a.norm == "layer":
+        if on and a.norm == "layer":
             found[f"{name}.bias"] = torch.zeros(a.width)
 
     if a.vocabulary is not None:
@@ -165,10 +171,14 @@ def initial(architecture: Architecture, seed: int) -> dict[str, Tensor]:
         norm(f"{layer}.attention_norm")
         for name in ("q", "k", "v", *(["o"] if a.output_projection else [])):
             matrix(f"{layer}.{name}", a.width, a.head_dim * a.groups if name in "kv" else a.width)
+            if name in "qk" and a.qk_norm:
+                found[f"{layer}.{name}_norm"] = torch.ones(a.head_dim)
+        norm(f"{layer}.post_attention_norm", a.post_norm)
         if a.feed_forward:
             norm(f"{layer}.mlp_norm")
             matrix(f"{layer}.up", a.width, FEED_FORWARD_FACTOR * a.width, bias=True)
             matrix(f"{layer}.down", FEED_FORWARD_FACTOR * a.width, a.width, bias=True)
+            norm(f"{layer}.post_mlp_norm", a.post_norm)
     norm("norm")
     for n in range(HEAD_LAYERS if a.head == "mlp" else 0):
         matrix(f"head.{n}", a.width, a.width, bias=True)
@@ -254,7 +264,7 @@ def forward(
     a, x = architecture, embedded(weights, switches, inputs)
     for layer in range(a.blocks):
         x = block(a, weights, switches, layer, x, last=layer == a.blocks - 1)
-    return head(a, weights, normed(a, weights, "norm", x))[:, :, 0]
+    return head(a, weights, normed(weights, "norm", x))[:, :, 0]
 
 
 def embedded(weights: Weights, switches: Switches, inputs: Tensor) -> Float[Tensor, "model batch position d"]:
@@ -306,11 +316,12 @@ def queries_keys_values(
 
     With `last` the query is that of the last position alone.
     """
-    a, n = architecture, normed(architecture, weights, f"{layer}.attention_norm", x)
+    a, n = architecture, normed(weights, f"{layer}.attention_norm", x)
     rows = {"q": n[:, :, -1:] if last else n, "k": n, "v": n}
     parts = (times(of, weights[f"{layer}.{name}"]) for name, of in rows.items())
     q, k, v = (part.unflatten(-1, (-1, a.head_dim)).transpose(2, 3) for part in parts)
-    return turned(switches, q), turned(switches, k), v
+    q, k = (turned(switches, normed(weights, f"{layer}.{name}_norm", part)) for name, part in (("q", q), ("k", k)))
+    return q, k, v
 
 
 def turned(switches: Switches, x: Float[Tensor, "model batch head row c"]) -> Tensor:
@@ -327,12 +338,12 @@ def written(
 ) -> Float[Tensor, "model batch position d"]:
     """The stream after a block: what its heads mixed, projected and added, and then the feed-forward."""
     out = times(mixed, weights[f"{layer}.o"]) if f"{layer}.o" in weights else mixed
-    x = x * switches.keep + out
+    x = x * switches.keep + normed(weights, f"{layer}.post_attention_norm", out)
     if not architecture.feed_forward:
         return x
     kept = x * switches.keep  # before the norm: the order of sums in the backward pass decides a gradient's last bits
-    inner = affine(normed(architecture, weights, f"{layer}.mlp_norm", x), weights, f"{layer}.up")
-    return kept + affine(functional.gelu(inner), weights, f"{layer}.down")
+    inner = affine(normed(weights, f"{layer}.mlp_norm", x), weights, f"{layer}.up")
+    return kept + normed(weights, f"{layer}.post_mlp_norm", affine(functional.gelu(inner), weights, f"{layer}.down"))
 
 
 def head(architecture: Architecture, weights: Weights, x: Float[Tensor, "model batch row d"]) -> Tensor:
@@ -345,14 +356,15 @@ def head(architecture: Architecture, weights: Weights, x: Float[Tensor, "model b
     return affine(x, weights, "unembedding")
 
 
-def normed(architecture: Architecture, weights: Weights, name: str, x: Tensor) -> Float[Tensor, "model batch row d"]:
-    """A norm by its name, or x itself where norms are off."""
-    if architecture.norm == "none":
+def normed(weights: Weights, name: str, x: Tensor) -> Float[Tensor, "model *rows d"]:
+    """A norm by its name, that of layers if it has a bias; x itself where there is no norm of this name."""
+    if name not in weights:
         return x
-    if architecture.norm == "layer":
-        x = functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS)
-        return x * weights[name][:, None, None] + weights[f"{name}.bias"][:, None, None]
-    return functional.rms_norm(x, x.shape[-1:], eps=NORM_EPS) * weights[name][:, None, None]
+    aligned = (-1, *[1] * (x.ndim - 2), x.shape[-1])
+    weight, bias = weights[name].reshape(aligned), weights.get(f"{name}.bias")
+    if bias is None:
+        return functional.rms_norm(x, x.shape[-1:], eps=NORM_EPS) * weight
+    return functional.layer_norm(x, x.shape[-1:], eps=NORM_EPS) * weight + bias.reshape(aligned)
 
 
 def times(x: Float[Tensor, "model batch row inputs"], matrix: Float[Tensor, "model inputs outputs"]) -> Tensor:

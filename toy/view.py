@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -47,6 +47,7 @@ from .train import Trained
 # acts on logits by distance alone, as ALiBi does. The others are called alike.
 POSITIONAL: Mapping[str, Any] = {"sinusoidal": "learned", "decay": "none"}
 FAMILY = "toy"
+NORMS = ("attention_norm", "q_norm", "k_norm", "post_attention_norm", "mlp_norm", "post_mlp_norm")
 
 
 class Toy(Watched):
@@ -153,13 +154,14 @@ class Toy(Watched):
             return self._weights[f"{layer}.o"][0].unflatten(0, (a.heads, a.head_dim))
         return torch.eye(a.width, dtype=self.dtype, device=self.device).unflatten(0, (a.heads, a.head_dim))
 
-    def output_norm(self, layer: int) -> None:
-        """None: toys norm what branches read."""
+    def output_norm(self, layer: int) -> tuple[Norm, Float[Tensor, " d"]] | None:
+        norm = self._norm(f"{layer}.post_attention_norm")
+        return None if norm is None else (norm, torch.zeros_like(norm.weight))
 
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         """The final norm; the identity where norms are off."""
         rows = residual.reshape(1, 1, -1, residual.shape[-1])
-        return normed(self.architecture, self._weights, "norm", rows).reshape(residual.shape)
+        return normed(self._weights, "norm", rows).reshape(residual.shape)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
         """The head's logits, linear or "mlp"; minus infinity for token ids that it does not tell apart."""
@@ -221,10 +223,7 @@ class Toy(Watched):
         if not standard or self.spec.prefix is not None:
             return None
         own = {name.partition(".")[2]: w[0] for name, w in self._weights.items() if name.startswith(f"{layer}.")}
-        kind: Literal["rms", "layer"] = "layer" if a.norm == "layer" else "rms"
-        norms: dict[str, Any] = {
-            name: Norm(kind, own[name], own.get(f"{name}.bias"), NORM_EPS) for name in ("attention_norm", "mlp_norm")
-        }
+        norms: dict[str, Any] = {name: self._norm(f"{layer}.{name}") for name in NORMS}
         names = ("q", "k", "v", "o", "up", "down")
         linear: dict[str, Any] = {name: Linear(own[name].mT, own.get(f"{name}.bias")) for name in names}
         return Parts(
@@ -237,6 +236,11 @@ class Toy(Watched):
             window=a.window,
             slopes=self._slopes,
         )
+
+    def _norm(self, name: str) -> Norm | None:
+        """A norm by its name, if there is one."""
+        weight, bias = (None if (found := self._weights.get(of)) is None else found[0] for of in (name, f"{name}.bias"))
+        return None if weight is None else Norm("rms" if bias is None else "layer", weight, bias, NORM_EPS)
 
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Toy:
         """Fresh weights of the same architecture, those of `toy.model.initial`.
