@@ -41,6 +41,7 @@ from probes.models.named import located
 from probes.results.dataset import load, save
 from probes.results.statistics import Interval
 from probes.results.tables import Report, Table, interval, write_report
+from toy.match import MEASURE as MATCH
 
 SMOLLM2, QWEN, GEMMA = "smollm2-135m", "runs/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "gemma3-270m"
 OUT, WORK = Path("reports/llm"), Path("runs/llm")
@@ -192,6 +193,7 @@ context-nouns/retrieval {QWEN} {FEWER} --keys alike --digits 0
 context-announced/retrieval {QWEN} {FEWER} --keys alike --template announced
 rule-0.02/jacobian     {SMOLLM2} {INIT} 0.02
 rule-1-24/jacobian     {SMOLLM2} {INIT} 1/24
+gemma3/match           {GEMMA} --initialization 0.02 --length 128 --with deepest=3 --with steps=2000 --with seeds=3
 inspect/capitals/inspect {SMOLLM2} --prompt '{CAPITALS}' --initialization smollm2-135m
 inspect/names/inspect {SMOLLM2} --prompt '{NAMES}' --initialization smollm2-135m
 inspect/code/inspect {SMOLLM2} --prompt '{CODE}' --initialization smollm2-135m
@@ -234,9 +236,10 @@ def run(step: Step) -> bool:
 def draw(folder: Path, command: str) -> None:
     """Chart and tables of the results in a folder, all models together."""
     results = results_in(folder, command)
-    if results and command in questions():
-        save_chart(measure(command).chart(results), folder / f"{command}.png")
-        write_tables(measure(command), results, folder / f"{command}.md")
+    if results and command in ("match", *questions()):
+        of = MATCH if command == "match" else measure(command)
+        save_chart(of.chart(results), folder / f"{command}.png")
+        write_tables(of, results, folder / f"{command}.md")
 
 
 def results_in(folder: Path, command: str) -> dict[str, xr.Dataset]:
