@@ -49,7 +49,7 @@ class Settings(checks.Settings):
     learning_rate: tuple[float, ...] = (0.01, 0.1)
     schedule: tuple[str, ...] = ("constant", "cosine")
     residual: tuple[str, ...] = SWITCH
-    seeds: int = 5
+    seeds: int = 10
     steps: int = 10_000
     every: int = 5  # steps between kept weights
     batch: int = 128
