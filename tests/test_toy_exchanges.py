@@ -75,7 +75,8 @@ def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     recorded = {int(step): {"unembedding": of.T, "embedding": of} for step, of in zip(kept, rows, strict=True)}
     losses = torch.full((4000,), 0.5)
     losses[[*range(495, 545), *range(1960, 2010)]] = 3.0
-    model = Trained(s.runs()[0], losses, {}, recorded)
+    positions = torch.tensor([[0.0, 2.0], [0.0, 3.0], [1.0, -1.0], [0.0, 4.0]])  # the third is asked for
+    model = Trained(s.runs()[0], losses, {"positions": positions}, recorded)
     picks = np.array([[True, False, False, False], [True] * 4])
     monkeypatch.setattr(module, "scored", lambda models, test: (np.arange(4.0 * len(models)).reshape(-1, 4), picks))
     monkeypatch.setattr(module, "fresh", lambda task, test: (None, torch.tensor([0, 1, 5, 0])))
@@ -86,6 +87,8 @@ def test_exchanges_near_spikes_are_told_from_chance(monkeypatch):
     assert found["rate"] == [1000 / 3200, 1000 / 3200]  # of the embedding, of the unembedding
     assert (found["spikes"], found["spiked"]) == (1, 1.0)
     assert found["wrong"] == [1 / 3, 0]  # of losses 0 to 3 that of the last, about token 0, is above log 8
+    s = np.array([-1.0, 3.0]) / math.sqrt(10)  # towards the nearest of the others
+    assert found["parted"] == pytest.approx(-positions[2].numpy() @ s, rel=1e-6)
     assert found["order"].tolist() == np.argsort(circle(turned(angles))[2][-1]).tolist()
     (_, begun) = module.spikes(losses.numpy(), 8)
     near = sum(abs(step - begun) <= 50 for step in range(800, 4001, 10))

@@ -87,6 +87,7 @@ ON_AXIS = "width 10 with positions on 1 axis and distance attention"
         ("exchanges", "rate", {"residual": "off", "schedule": "constant"}, -50.0,
             "change-places decay-fewer-exchanges"),
         ("exchanges", "spiked_chance", {}, 1.0, "at-spikes"),
+        ("exchanges", "parted", {"schedule": "constant"}, -0.1, "separation"),
         ("exchanges", "gap_spread", {}, 0.1, "decay-more-even"),
         ("exchanges", "picked", CONSTANT | {"residual": "off"}, 0.4, "at-spikes-"),  # those with a stream have no spikes
         ("petroglyph", "difference", ONE | FRESH | {"positional": "none"}, 1e4, "one-layer-blind"),
@@ -214,7 +215,7 @@ def test_other_settings_than_the_published_ones_are_not_judged(name, settings, j
     [
         ("retrieval", "loss_error", 13),
         ("previous-token", "relative_published", 8),
-        ("exchanges", "rate", 5),
+        ("exchanges", "rate", 6),
         ("petroglyph", "accuracy", 5),
         ("births", "loss", 4),
         ("rollout", "outside", 13),

@@ -27,7 +27,7 @@ from ..train import Run, Trained
 from . import previous_token
 from .copied import at_step, fresh, scored, spikes
 from .experiment import Work
-from .previous_token import SWITCH, WEIGHTS
+from .previous_token import ASKED, SWITCH, WEIGHTS, separation
 from .reading import OVER_RUNS, change, courses, judge, learnt, lies, need, no_more, over, setting, state, under
 from .sweep import Cells, Measure, Part, axes, sweep
 
@@ -49,7 +49,7 @@ class Settings(checks.Settings):
     learning_rate: tuple[float, ...] = (0.01, 0.1)
     schedule: tuple[str, ...] = ("constant", "cosine")
     residual: tuple[str, ...] = SWITCH
-    seeds: int = 5
+    seeds: int = 10
     steps: int = 10_000
     every: int = 5  # steps between kept weights
     batch: int = 128
@@ -104,6 +104,7 @@ def measure(s: Settings, work: Work) -> xr.Dataset:
         "wrong": Measure(
             "at exchanges near spikes: sequences about these tokens with a loss above log V", dims=("who",)
         ),
+        "parted": Measure("least of -s p_-1 and s p of the other positions at the end"),
         "order": Measure("the unembedding's tokens by angle, at the end", dims=("token",), dtype=np.int16),
     }
     return sweep(coords, Part(DIMS, measures, _followed(s, kept, points, work)))
@@ -134,6 +135,7 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, work: Work) -> 
                 "spiked": near[settled[1]].mean() if len(settled[1]) else np.nan,
                 "spiked_chance": near[kept >= late].mean(),
                 "wrong": wrong(model, kept, found[1][near[counted[1]]], s.test),
+                "parted": parted(model.weights["positions"].double().numpy()),
                 "order": np.argsort(angles[1][-1]),
             },
         )
@@ -192,6 +194,13 @@ def wrong(model: Trained, kept: np.ndarray, found: np.ndarray, test: int) -> Seq
     return [float(((at & who).sum(1) / np.maximum(who.sum(1), 1)).mean()) for who in (two, ~two)]
 
 
+def parted(positions: Float[np.ndarray, "position axis"]) -> float:
+    """Above 0 where the position asked for is negative along the separation direction s, and all others are positive."""
+    along = positions @ separation(positions, ASKED)
+    along[ASKED] *= -1
+    return float(along.min())
+
+
 # -- what a result says
 
 ROUND = 0.1  # roundness of what counts as a circle, ours
@@ -234,9 +243,12 @@ WRONG = Headline(
     lambda ds: ds["wrong"].sel(who="the two") - ds["wrong"].sel(who="others"),
     form="+.3f",
 )
+PARTED = Headline(
+    "the least of -s p_-1 and s p of the other positions at the end", lambda ds: ds["parted"], form="+.3f"
+)
 SHARED = Headline("the share of neighbours that other seeds have, too, less that of random orders, 2 / (V - 1)", shared)
 HEADLINES = (
-    *(RADIUS, GAPS, RATE, SPIKED, WRONG, SHARED),
+    *(RADIUS, GAPS, RATE, SPIKED, WRONG, PARTED, SHARED),
     Headline("loss at the end, nats", lambda ds: end(ds, "loss")),
     Headline("right of its own tokens", lambda ds: end(ds, "picked")),
     Headline(f"spikes {AT_END}", lambda ds: ds["spikes"]),
@@ -298,6 +310,9 @@ state(liu, "at-spikes", f"{TASK} the loss spikes where tokens change places.", l
 
 _text = f"{TASK} at a spike the tokens that change places are confidently wrong."
 state(liu, "confidently-wrong", _text, lies(WRONG, over(0), CONSTANT, BOTH))
+_text = f"{TASK} at learning rate 0.1, too, the position asked for, p_-1, is negative along the separation direction s, and "
+_text += "p_0, p_-2, p_-3 are positive."
+state(liu, "separation", _text, lies(PARTED, over(0), CONSTANT, BOTH))
 _at, _text = {"schedule": "constant"}, f"{TASK} the order of tokens on the circle is random."
 state(liu, "order-random", _text, lies(SHARED, no_more(ALIKE), _at, f"{BOTH}; of the rows of the unembedding"))
 
