@@ -79,7 +79,7 @@ def test_edits_act(site, look):
 
 
 def test_shared_keys_are_edited_once_and_probed_as_autograd_does():
-    toy = made(heads=4, width=8, kv_heads=2, positional="rope", frequencies=(0.3,), **toys.STANDARD)
+    toy = made(heads=4, width=8, kv_heads=2, positional="rope", frequencies=(0.3,), qk_norm=True, **toys.POSTED)
     seen: list[torch.Size] = []
     embeddings, edit = toy.embed(TOKENS[:1]), Edit("key", 1, lambda x: seen.append(x.shape) or 2 * x)
     trace, plain = (toy.trace(embeddings, attention=True, edits=edits) for edits in ([edit], []))
