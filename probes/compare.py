@@ -230,6 +230,8 @@ def differing(a: xr.Dataset, b: xr.Dataset) -> list[str]:
         options = {name: x for name, x in options_of(ds).items() if name not in ASIDE and x is not None}
         if options.get("method") in ("exact", "scalar"):  # as many as the width, or one
             options.pop("products", None)
+        same = _named(a) == _named(b)  # and yet perhaps not the same weights: fine-tuned, or quantized in memory
+        of_run |= {"weights of that name": ", ".join(one[:12] for one in recorded(ds, "weights"))} if same else {}
         settings.append(of_run | {name: json.dumps(value) for name, value in options.items()})
     return [
         f"differs: {name}: {settings[0].get(name) or 'not said'} in A, {settings[1].get(name) or 'not said'} in B"

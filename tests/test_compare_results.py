@@ -226,7 +226,9 @@ def test_settings_that_differ_are_named(measured):
         "8] in A, [1, 2] in B",
     ):
         assert part in said
-    assert not re.search("bootstrap|seed", said)
+    assert not re.search("bootstrap|seed|weights of that name", said)
+    quantized = " ".join(compare_results(ds, ds.assign_attrs(weights="0123456789abcdef")).remarks)
+    assert re.search(r"weights of that name: \w+ in A, 0123456789ab in B", quantized)
 
 
 def test_what_cannot_be_compared_is_refused(measured):

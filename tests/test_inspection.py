@@ -167,6 +167,11 @@ def test_parts(profile: Sequence[float], recency: int):
         ("w3", {}, "the text gives 2 tokens, the first one included; between sink and recency it takes at least 8"),
         ("w3 " * 200, {}, "the text gives 201 tokens, .* was made for 128; shorten it"),
         (WORDS, {"of": "everything"}, "of 'everything' is unknown; give prediction, logits, top, a token id"),
+        (
+            "w3",
+            {"of": "predicton"},
+            r"of 'predicton' is unknown \(did you mean prediction\?\)",
+        ),  # before the text is read
         (WORDS, {"of": (5, 5)}, "compares a token with itself"),
         (WORDS, {"of": 5, "products": 9}, "products=9 has no use with of=5"),
         (WORDS, {"seeds": 0}, "seeds=0"),
@@ -252,6 +257,20 @@ def test_beyond_a_window_there_is_no_ratio():
     assert beyond.sum() > 10
     table, *_ = MEASURE.tables({"m": ds})
     assert sum(row[5] == "-" for row in table.rows) == beyond.sum()
+
+
+def test_a_contrast_names_its_tokens_wherever_it_is_told():
+    model = small()
+    contrast = probes.inspect(model, WORDS, of=(7, 9), baseline="none", answer=2)
+    said = "the logit of 'w7' less that of 'w9'"
+    (line,) = MEASURE.answer({"m": contrast})
+    assert line.startswith(f"m: for {said}, '")
+    assert "times the geometric mean of their sensitivities stand out" in line
+    assert line.endswith(" The last 2 tokens were written by the model.")
+    assert MEASURE.shown is not None
+    assert f"Orange: {said} depends more on the token than on the others. Blue: less." in MEASURE.shown(contrast).plain
+    figure = MEASURE.chart({"m": contrast})
+    assert f"sensitivity of {said}" in {cell.get_ylabel().replace("\n", " ") for cell in figure.axes}
 
 
 def test_words_lines_and_paragraphs_add_up_over_their_tokens(seen):

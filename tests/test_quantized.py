@@ -56,6 +56,7 @@ def test_what_has_no_derivative_is_measured_without_and_refused_with(tmp_path):
         assert torch.equal(view.unembed(view.norm(view.residual(view.embed(IDS)))), model(IDS, use_cache=False).logits)
     assert np.isfinite(probes.sinks(model, IDS).alpha).all()
     assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1])
+    assert "neither moved nor cast" in families.refused(probes.load, model, dtype="float64")
     model = torch.ao.quantization.quantize_dynamic(llama(), {"lm_head"}, dtype=torch.qint8)
     assert probes.jacobian(model, IDS[:1]).attrs["engine"] == "parts"
     assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1], readout="logits")

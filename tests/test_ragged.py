@@ -7,6 +7,7 @@ import families
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from commands import call
 from measured import close, complete, drawn_tokens, refused, view
 from test_chat import ANSWERED, ASKED, LONG, TEMPLATE
@@ -119,3 +120,9 @@ def test_readers_of_means_over_prompts_refuse_them(tmp_path, monkeypatch, capfd)
     for words in (["compare", str(folder / "a.nc"), str(folder / "b.nc")], ["report", "--out", str(tmp_path)]):
         assert call(monkeypatch, *words) == 2
         assert "measured alone" in capfd.readouterr().err
+
+
+def test_what_a_tokenizer_of_transformers_gives_is_taken_as_it_names_it():
+    given = padded("left")
+    named = {"input_ids": given["tokens"], "attention_mask": given["attention_mask"]}
+    xr.testing.assert_equal(probes.loss(view("llama"), **named), probes.loss(view("llama"), **given))

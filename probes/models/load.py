@@ -253,7 +253,7 @@ def _from_memory(
 ) -> View:
     from transformers import PreTrainedModel
 
-    from .shadow import unwrapped
+    from .shadow import replaced, unwrapped
     from .split import execution_device, is_split, weights
     from .structure import keeps_state, moved, structure
 
@@ -274,7 +274,8 @@ def _from_memory(
     here, parameter = execution_device(source), next(source.parameters())
     place, wanted = place or here, DTYPES.get(dtype, parameter.dtype)
     moves = (place, wanted) != (here, parameter.dtype)
-    if moves and (is_split(source) or any(map(keeps_state, source.parameters()))):
+    quantized = any(map(keeps_state, source.parameters())) or any(map(replaced, source.modules()))
+    if moves and (is_split(source) or quantized):
         raise InputError(
             f"the {kind} is split or quantized, and is neither moved nor cast to {place}, {wanted}; leave device and dtype "
             "out, or load its folder with them"

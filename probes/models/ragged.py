@@ -31,7 +31,8 @@ def by_text(measure: Callable[..., Any]) -> Callable[..., Any]:
         return measure
 
     @wraps(measure)
-    def call(model: Any, tokens: Any, *, attention_mask: Any = None, **options: Any) -> Any:
+    def call(model: Any, tokens: Any = None, *, attention_mask: Any = None, **options: Any) -> Any:
+        tokens = options.pop("input_ids", None) if tokens is None else tokens  # as tokenizers of transformers name them
         if attention_mask is None:
             return measure(model, tokens, **options)
         texts, found, documents = cut(model, tokens, attention_mask), [], options.get("documents")

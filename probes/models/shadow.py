@@ -85,13 +85,18 @@ def unwrapped(model: Any) -> Any:
     return unwrapped(adapted.get_base_model())
 
 
+def replaced(module: nn.Module) -> bool:
+    """Whether it is one of torch's that stands in the place of a plain one, quantized."""
+    return type(module).__module__.startswith(REPLACED)
+
+
 def unknown(module: nn.Module) -> str | None:
     """What makes a module compute in a way that its class, if it is one of torch's or transformers', does not say."""
     kind = type(module)
     # Quantized layers are linear in another way than nn.Linear; layers of other packages are not known here.
     if (
         kind.__module__.partition(".")[0] not in (*KNOWN, "transformer_lens")
-        or kind.__module__.startswith(REPLACED)
+        or replaced(module)
         or (isinstance(module, nn.Linear) and kind is not nn.Linear)
     ):
         return f"module '{kind.__module__}.{kind.__qualname__}' as its"

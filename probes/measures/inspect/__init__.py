@@ -46,10 +46,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }  # what they stand behind
 WIDEST = 60  # characters of a unit that are shown
 MOST = 3  # tokens that an answer names
-CAPTION = (
-    "How much the next-token prediction depends on each token, and what the baseline says of its position, scaled to "
-    "it. Grey: sink and recency."
-)
+CAPTION = "The sensitivity{} to each token{}. Grey: sink and recency."
+BESIDE = ", and what the baseline says of its position, scaled to it"
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,14 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         first = ", ".join(f"'{tokens[at]}' {number(ratio[at])}" for at in outstanding(ds)[:MOST])
         likely = zip(ds["next_token"].values, ds["probability"].values, strict=True)
         second = ", ".join(f"'{name}' {p:.1%}" for name, p in likely)
-        against = "" if _bare(ds) else f" times what baseline {options_of(ds)['baseline']} gives their positions"
-        lines.append(f"{model}: {first}{against} stand out most between sink and recency; next comes {second}.")
+        of = f"what baseline {options_of(ds)['baseline']} gives their positions"
+        against = "the geometric mean of their sensitivities" if _bare(ds) else of
+        said = "" if _readout(ds) == "the prediction" else f"for {_readout(ds)}, "
+        wrote = (
+            f" The last {count} tokens were written by the model." if (count := options_of(ds).get("answer")) else ""
+        )
+        where = f"{against} stand out most between sink and recency"
+        lines.append(f"{model}: {said}{first} times {where}; next comes {second}.{wrote}")
     return lines
 
 
@@ -192,7 +196,7 @@ def colored_text(ds: xr.Dataset) -> Text:
         shown.append(f" {label} ", Style(bgcolor=ground, color=letters))
     shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline").append("\n")
     against = "than on the others" if _bare(ds) else "than its position alone would give"
-    return shown.append(f"Orange: the prediction depends more on the token {against}. Blue: less.")
+    return shown.append(f"Orange: {_readout(ds)} depends more on the token {against}. Blue: less.")
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
@@ -208,7 +212,21 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
             cell.axvspan(at[0] - 0.5, at[-1] + 0.5, color=GREY, alpha=0.15, linewidth=0)
         cell.set_xlabel("position in the prompt")
 
-    return panels(results, [Panel("sensitivity of the prediction", draw, height=2.8)], CAPTION)
+    said = {_readout(ds) for ds in results.values()}
+    of = f" of {said.pop()}" if len(said) == 1 else ""
+    caption = CAPTION.format(of or " of what was asked for", "" if all(map(_bare, results.values())) else BESIDE)
+    return panels(results, [Panel(f"sensitivity{of}", draw, height=2.8)], caption)
+
+
+def _readout(ds: xr.Dataset) -> str:
+    """What depends on the tokens, in words."""
+    return str(ds.attrs.get("readout", "the prediction"))
+
+
+def _baseline_share(ds: xr.Dataset) -> xr.DataArray:
+    if _bare(ds):
+        raise KeyError("baseline")
+    return ds["baseline_share"]
 
 
 def _bare(ds: xr.Dataset) -> bool:
@@ -223,7 +241,7 @@ MEASURE = Measure(
     options=Options,
     headlines=(
         Headline("share of the squared sensitivity", lambda ds: ds["share"], form=".1%"),
-        Headline("share of the squared baseline", lambda ds: ds["baseline_share"], form=".1%"),
+        Headline("share of the squared baseline", _baseline_share, form=".1%"),
         Headline("entropy of the prediction (nats)", lambda ds: xr.DataArray(ds.attrs["entropy"])),
         Headline("rank correlation of ratio and position", lambda ds: xr.DataArray(ds.attrs["trend"]), form=".2f"),
     ),

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from ...data.chat import Chat
 from ...data.prompts import FirstToken, draw
-from ...errors import InputError, check_choice
+from ...errors import InputError, check_choice, near
 from ...models.behind import continued
 from ...models.checks import check_id, not_finite
 from ...models.initialization import CONFIG, Rule, check_rule
@@ -54,6 +54,7 @@ from ..reading import Ids, read_prompt, token_name
 Baseline = Literal["init", "kernel", "text", "none"]
 
 BASELINES: tuple[Baseline, ...] = ("init", "kernel", "text", "none")
+WORDS = ("prediction", "logits", "top")
 WINDOWS = 8  # other texts for the baseline "text"; twice as many change the bundled models' by less than content varies
 PREDICTIONS = 5  # most probable next tokens that are kept
 MEASURED = 0.5  # the share of progress that the text itself takes
@@ -139,13 +140,14 @@ def inspect(
     check_rule(initialization)
     if initialization != CONFIG and baseline != "init":
         raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
+    _check_of(model, of)
     ids, shown, text, origin = read_prompt(model, prompt, chat, first)
     if answer is not None:
         ids += continued(model, torch.tensor([ids]), answer)[0].tolist()
         _, shown, text, _ = read_prompt(model, ids, None, "auto")
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
-    chosen = _chosen(model, of, log_p)
+    chosen: Any = int(log_p.argmax()) if of == "top" else of
     single = not isinstance(chosen, str)
     if single and products is not None:
         raise InputError(f"products={products} has no use with of={of}: one product is exact; leave it out")
@@ -208,6 +210,7 @@ def inspect(
     }
     attrs = {
         "text": json.dumps(text),
+        "readout": _said(model.tokenizer, chosen),
         "baseline_by": "theory" if known else "measurement" if count else "nothing",
         "entropy": float(-(log_p.exp() * log_p.clamp_min(-1e4)).sum()),
         "trend": spearman(np.flatnonzero(rest), ratio[rest]) if rest.sum() > 1 else math.nan,
@@ -258,22 +261,26 @@ def divided(
         return sensitivity / scaled, scaled, parts
 
 
-def _chosen(
-    model: View, of: str | int | tuple[int, int], log_p: Float[Tensor, " vocabulary"]
-) -> str | int | tuple[int, int]:
-    """What `of` comes down to: "prediction", "logits", a token's id or two."""
-    if of == "top":
-        return int(log_p.argmax())
-    if of in ("prediction", "logits"):
-        return str(of)
+def _check_of(model: View, of: Any) -> None:
+    """Refuse what is neither "prediction", "logits" nor "top", a token's id nor two."""
+    if isinstance(of, str) and of in WORDS:
+        return
     ids = of if isinstance(of, tuple) else (of,)
     if len(ids) not in (1, 2) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-        raise InputError(f"of '{of}' is unknown; give prediction, logits, top, a token id, or two to compare")
+        known = "give prediction, logits, top, a token id, or two to compare"
+        raise InputError(f"of '{of}' is unknown{near(str(of), WORDS)}; {known}")
     if len(set(ids)) < len(ids):
         raise InputError(f"of {of} compares a token with itself; give two different ones")
     for one in ids:
         check_id(model, int(one))
-    return of
+
+
+def _said(tokenizer: Any, chosen: str | int | tuple[int, int]) -> str:
+    """What depends on the tokens, in words."""
+    if isinstance(chosen, str):
+        return {"logits": "all logits together"}.get(chosen, "the prediction")
+    one, *other = (f"'{token_name(tokenizer, n)}'" for n in (chosen if isinstance(chosen, tuple) else (chosen,)))
+    return f"the logit of {one} less that of {other[0]}" if other else f"log p of {one}"
 
 
 @torch.no_grad()
