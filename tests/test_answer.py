@@ -58,6 +58,8 @@ def test_inspect_reads_what_the_model_wrote():
 def test_an_answer_that_does_not_fit_is_refused():
     with refused("answer=0 tokens are too few", "give 1 or more"):
         sinks(view("llama"), TOKENS, answer=0)
+    with refused("queries see keys behind them", "leave answer out"):
+        sinks(probes.edited(view("llama"), "unmasked"), TOKENS, answer=2)
     longest = view("gpt2").spec.max_length
     with refused("prompts of 12 tokens and an answer of", "ask for fewer"):
         sinks(view("gpt2"), TOKENS, answer=longest)

@@ -74,11 +74,15 @@ def continued(
     `report` hears how many blocks were run.
 
     Raises:
-        InputError: fewer than 1 token, or a text that grows longer than the model was made for.
+        InputError: fewer than 1 token, queries that see keys behind them, or more text than the model was made for.
     """
     length = tokens.shape[1]
     if count < 1:
         raise InputError(f"answer={count} tokens are too few; give 1 or more")
+    if (model.spec.prefix or 0) > 1:
+        raise InputError(
+            f"in {model.identity.name} queries see keys behind them, so that it writes nothing; leave answer out"
+        )
     check_length(model, length + count, f"prompts of {length} tokens and an answer of {count}", "ask for fewer")
     check_logits(model)
     run, rows = behind(model, model.embed(tokens[:, :-1])), tokens[:, -1:].tolist()
