@@ -10,6 +10,7 @@ from measured import refused
 
 import probes
 from probes.headlines import numbers
+from probes.measures import theory
 from probes.measures.jacobian import MEASURE, misfit
 from probes.results.statistics import jackknifed, units
 from probes.results.ushape import NUMBERS, change, elasticities, profiles, shape, shapes, typical
@@ -68,6 +69,21 @@ def test_a_kernel_three_times_too_large_is_off_by_two_whatever_the_documents():
     value, low, high = misfit(ds).sel(condition="pretrained").values
     assert low < value < high
     assert value > 2
+
+
+def test_a_shape_that_is_moved_is_as_far_off_as_it_is_moved_and_has_no_size():
+    ds = made(unit=(1.0, 1.0)).isel(seed=[0])
+    ds["theory_uniform"] = ds["theory_score_path"]
+    ds["theory_rollout"] = 0 * ds["sensitivity"] + np.roll(ds["sensitivity"], 3, axis=-1)
+    assert list(theory.errors(ds).theory) == ["kernel, uniform attention", "kernel"]
+    off, order = theory.distances(ds).sel(condition="pretrained"), theory.ranks(ds).sel(condition="pretrained")
+    np.testing.assert_allclose(off.sel(theory="kernel", estimate="value"), 0, atol=1e-12)
+    measured = np.sqrt((ds["sensitivity"].sel(condition="pretrained").isel(seed=0) ** 2).mean("prompt")).values
+    moved = np.abs(np.cumsum(measured - np.roll(measured, 3))).sum() / measured.sum() / 39  # by distribution functions
+    assert off.sel(theory="rollout, uniform attention", estimate="value").item() == pytest.approx(moved)
+    assert order.sel(theory="kernel", estimate="value").item() == pytest.approx(1)
+    low, high = order.sel(theory="rollout, uniform attention", estimate=["low", "high"]).values
+    assert -1 < low < high < 1
 
 
 def test_a_shape_is_of_one_condition():

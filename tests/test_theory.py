@@ -94,6 +94,29 @@ def test_a_whole_models_profile_is_the_twins_from_every_block(name, kind, readou
         close(alone, every[:, layer], 0)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])  # one branch after the other, and both from the same stream
+def test_rollout_multiplies_the_patterns_and_strengths_that_transformers_has(name):
+    model, tokens, strengths, written = families.model(name, dtype=torch.float64), some_tokens(2), [], []
+    for block in families.blocks(model):
+        families.attention(block).register_forward_hook(lambda _, read, wrote: written.append(wrote[0]))
+        block.register_forward_hook(
+            lambda _, read, wrote: strengths.append((read[0].norm(dim=-1), written[-1].norm(dim=-1)))
+        )
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        patterns = [heads.mean(1) for heads in model(tokens, output_attentions=True).attentions]
+    uniform = torch.tril(torch.ones(LENGTH, LENGTH, dtype=torch.float64))
+    found = {kind: second_moment(view(name), tokens, **options(kind)) for kind in ("measured", "uniform")}
+    for n in range(2):
+        shares = [(added[n] / (stream[n] + added[n])).mean().item() for stream, added in strengths]
+        close(found["uniform"].strength[n], torch.tensor(shares), 1e-6)  # RMS norms are float32's in transformers
+        for kind, of in (("measured", patterns), ("uniform", [(uniform / uniform.sum(1, keepdim=True))[None]] * 3)):
+            product = torch.eye(LENGTH, dtype=torch.float64)
+            for share, pattern in zip(shares, of, strict=True):
+                product = ((1 - share) * torch.eye(LENGTH) + share * pattern[min(n, len(pattern) - 1)]) @ product
+            close(found[kind].rollout[n], product[-1], 1e-5)  # so is the softmax of GPT-NeoX
+
+
 # ----------------------------------------------------------------------------------------------------- pieces
 
 

@@ -1,11 +1,13 @@
-"""Measured profiles beside theory: the second-moment kernel in four forms, and [Chowdhury]'s N^L with its best alpha.
+"""Measured profiles beside theory: the second-moment kernel in four forms, and what other theories make of the same model.
 
-The kernel predicts a mean square, so that profiles here are root mean squares over prompts and geometric means over seeds.
-The forms and paths are those of `docs/probes/theory.md`.
+Those are [Chowdhury]'s N^L with its best alpha, and the rollout with measured attention strength of arXiv 2602.16837. They
+predict a shape alone. The kernel predicts a mean square, so that profiles here are root mean squares over prompts and
+geometric means over seeds. The forms and paths are those of `docs/probes/theory.md`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,9 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..charts import CYCLE, Panel, Series, curves, level, panels, position_axis
+from ..charts import CYCLE, GREY, Panel, Series, curves, level, panels, position_axis
 from ..measure import Headline, Measure
-from ..results.curves import band, rms_log_error, rms_profiles
+from ..results.curves import band, by_condition, relative_error, rms_log_error, rms_profiles, spearman, wasserstein
 from ..results.dataset import drawn_from, options_of
 from ..results.tables import Table, interval, number
 from ..theory.kernel import second_moment
@@ -29,23 +31,29 @@ SAID = {
     "score_path": "kernel",
     "config": "kernel of the config alone",
     "cesaro": "N^L, alpha fitted",
+    "rollout": "rollout, uniform attention",
+    "rollout_patterns": "rollout, measured patterns",
 }
 CAPTION = (
     "Root mean square over prompts, geometric mean over seeds. Below 1: the theory predicts less than is measured; cut at a "
-    "factor of 2. Measured / kernel: how far training moves away from random matrices."
+    "factor of 2; rollout at its best scale. Measured / kernel: how far training moves away from random matrices."
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
-COLUMNS = ("model", "condition", "theory", "error (%)", "shape's RMS log error", "alpha", "value path", "score path")
+FORMS = (".3g", ".3f", ".3g")  # of these three
+SHAPE, RANKS, DISTANCE = "shape's RMS log error", "rank correlation", "Wasserstein distance"
+COLUMNS = ("model", "condition", "theory", "error (%)", SHAPE, RANKS, DISTANCE, "alpha")
+PARTS = ("model", "condition", "value path", "score path", "attention strength", "of the first block", "of the last")
 
 
 @dataclass(frozen=True)
 class Options(profiles.Options):
-    """Compare measured profiles with theory: the second-moment kernel in four forms, and N^L with its best alpha.
+    """Compare measured profiles with theory: the second-moment kernel in four forms, N^L with its best alpha, and rollout.
 
-    Writes theory.nc, theory.md and the chart: each kernel's mean relative error over positions, how far its shape and that
-    of N^L are off (RMS log error, free scale), and the shares of the value path (patterns held constant) and of the score
-    path in the norm. On pretrained weights the kernel is the random-matrix baseline. There is no --backend: only the
-    modules of transformers can be taken apart block by block.
+    Writes theory.nc, theory.md and the chart: each kernel's mean relative error over positions, how far its shape, that of
+    N^L and that of the rollout with measured attention strength are off (RMS log error with a free scale, rank correlation,
+    Wasserstein distance), and the shares of the value path (patterns held constant) and of the score path in the norm. On
+    pretrained weights the kernel is the random-matrix baseline. There is no --backend: only the modules of transformers
+    can be taken apart block by block.
 
     Examples:
       headwater theory tiny-llama
@@ -74,42 +82,45 @@ def theories(ds: xr.Dataset) -> dict[str, str]:
     return {name: f"theory_{name}" for name in SAID if f"theory_{name}" in ds}
 
 
-def _by_condition(ds: xr.Dataset, dim: str, labels: Mapping[str, str], of: Callable[[str, str], float]) -> xr.DataArray:
-    """A number of every condition and name [condition, dim]."""
-    conditions = list(map(str, ds["condition"].values))
-    values = [[of(condition, name) for name in labels] for condition in conditions]
-    return xr.DataArray(values, {"condition": conditions, dim: list(labels.values())}, ("condition", dim))
-
-
-def errors(ds: xr.Dataset) -> xr.DataArray:
-    """Each kernel's mean relative error over positions [condition, theory, estimate] (`jacobian.misfit`)."""
-    found = {SAID[name]: profiles.misfit(ds, variable) for name, variable in theories(ds).items() if name != "cesaro"}
-    if not found:
+def compared(
+    ds: xr.Dataset, of: profiles.Agreement, scale: profiles.Scale = profiles.LOGARITHM, *, kernels: bool = False
+) -> xr.DataArray:
+    """A number of each predicted profile and the measured one [condition, theory, estimate] (`jacobian.misfit`)."""
+    shapes = () if kernels else ("cesaro", "rollout", "rollout_patterns")  # which predict no size
+    names = [name for name in theories(ds) if name in (*THEORIES, *shapes)]
+    if not {*names} & {*THEORIES}:
         raise KeyError("theory")
-    return xr.concat(list(found.values()), xr.Variable("theory", list(found))).transpose("condition", "theory", ...)
+    found = [profiles.misfit(ds, f"theory_{name}", of, scale) for name in names]
+    return xr.concat(found, xr.Variable("theory", [SAID[name] for name in names])).transpose("condition", "theory", ...)
 
 
-def shape_errors(ds: xr.Dataset) -> xr.DataArray:
-    """RMS log error of each theory's shape, with a free scale [condition, theory]."""
+def shape_error(predicted: np.ndarray, measured: np.ndarray) -> float:
+    """RMS log error with a free scale, where both are above 0: float32 rounds what is far out of a window's reach to 0."""
+    seen = (measured > 0) & (predicted > 0)
+    return rms_log_error(predicted[seen], measured[seen], free_scale=True) if seen.sum() > 1 else np.nan
 
-    def error(condition: str, name: str) -> float:
-        predicted, curve = measured(ds, condition, f"theory_{name}"), measured(ds, condition)
-        seen = (curve > 0) & (predicted > 0)  # float32 rounds what is far out in a window's reach to zero
-        return rms_log_error(predicted[seen], curve[seen], free_scale=True) if seen.sum() > 1 else np.nan
 
-    if "theory_uniform" not in ds and "theory_score_path" not in ds:
-        raise KeyError("theory")
-    return _by_condition(ds, "theory", {name: SAID[name] for name in theories(ds)}, error)
+errors = partial(compared, of=relative_error, kernels=True)
+shape_errors, distances = (partial(compared, of=of) for of in (shape_error, wasserstein))
+ranks = partial(compared, of=spearman, scale=(np.arctanh, np.tanh))  # [Fisher]'s, which leads to no correlation above 1
 
 
 def shares(ds: xr.Dataset) -> xr.DataArray:
     """Mean over positions of each path's norm against the whole [condition, path]; their norms do not add."""
+    conditions, paths = list(map(str, ds["condition"].values)), [path for path in ("value", "score") if path in ds]
 
     def share(condition: str, path: str) -> float:
         whole = measured(ds, condition)
         return float(np.mean(measured(ds, condition, path)[whole > 0] / whole[whole > 0]))
 
-    return _by_condition(ds, "path", {name: f"{name} path" for name in ("value", "score") if name in ds}, share)
+    values = [[share(condition, path) for path in paths] for condition in conditions]
+    names = [f"{path} path" for path in paths]
+    return xr.DataArray(values, {"condition": conditions, "path": names}, ("condition", "path"))
+
+
+def strengths(ds: xr.Dataset) -> xr.DataArray:
+    """Attention's strength by block, mean over prompts and seeds [condition, layer]."""
+    return by_condition(ds, "strength")["strength"].mean(("prompt", "seed")).transpose("condition", "layer")
 
 
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
@@ -124,21 +135,25 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
-    """Errors by theory and condition, with alpha of N^L and the paths' shares."""
-    rows = []
+    """Errors by theory and condition, with alpha of N^L; the paths' shares, and attention's strength."""
+    rows, parts = list[list[str]](), list[list[str]]()
     for model, ds in results.items():
-        off, shaped, parts = errors(ds), shape_errors(ds), shares(ds)
-        for condition in shaped.condition.values:
-            for theory in shaped.theory.values:
-                known = theory in off.theory.values
-                error = interval(*100 * off.sel(theory=theory, condition=condition).values) if known else "-"
+        off, of_shapes, paths = errors(ds), [of(ds) for of in (shape_errors, ranks, distances)], shares(ds)
+        for condition in off.condition.values:
+            for theory in of_shapes[0].theory.values:
+                at = {"theory": theory, "condition": condition}
+                error = interval(*100 * off.sel(at).values) if theory in off.theory.values else "-"
                 alpha = number(ds["alpha"].sel(condition=condition)) if theory == SAID["cesaro"] else "-"
-                rows.append(
-                    [model, condition, theory, error, number(shaped.sel(theory=theory, condition=condition)), alpha]
-                    + [number(parts.sel(condition=condition, path=path), ".3f") for path in parts.path.values]
-                )
-    title = "Theories against measured profiles"
-    return [Table(title + f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results)), COLUMNS, rows)]
+                shapes = [
+                    interval(*values.sel(at).values, form=form) for values, form in zip(of_shapes, FORMS, strict=True)
+                ]
+                rows.append([model, condition, theory, error, *shapes, alpha])
+            strong = strengths(ds).sel(condition=condition).values if "strength" in ds else np.full(1, np.nan)
+            shared = [*paths.sel(condition=condition).values, strong.mean(), strong[0], strong[-1]]
+            parts.append([model, condition, *(number(value, ".3f") for value in shared)])
+    said = f"; fresh weights: {drawn_from(results)}" * bool(drawn_from(results))
+    beside = "Shares of the norm by path, and attention's strength |a| / (|x| + |a|)"
+    return [Table(f"Theories against measured profiles{said}", COLUMNS, rows), Table(beside, PARTS, parts)]
 
 
 def chart(results: Mapping[str, xr.Dataset]) -> Figure:
@@ -156,8 +171,15 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
 
     def ratios(cell: Axes, ds: xr.Dataset) -> None:
         condition = str(ds["condition"].values[-1]) if "init" not in ds["condition"].values else "init"
-        named = zip(theories(ds).items(), CYCLE[2:], strict=False)
-        every = [(SAID[name], over(ds, condition, variable, "sensitivity"), color) for (name, variable), color in named]
+        drawn = [
+            (name, variable) for name, variable in theories(ds).items() if name != "rollout"
+        ]  # at birth both are one
+        every = list[tuple[str, np.ndarray, str]]()
+        for (name, variable), color in zip(drawn, (*CYCLE[2:], GREY), strict=False):
+            ratio = over(ds, condition, variable, "sensitivity")
+            seen = ratio[np.isfinite(ratio) & (ratio > 0)]
+            scale = np.exp(-np.log(seen).mean()) if name == "rollout_patterns" and len(seen) else 1.0
+            every.append((SAID[name], scale * ratio, color))
         draw(cell, [(label, np.clip(ratio, *FRAME), color) for label, ratio, color in every])
         cell.set_ylim(*FRAME)
 
@@ -181,9 +203,12 @@ MEASURE = Measure(
     joined=profiles.joined,
     headlines=(
         Headline("mean relative error", errors, ratio=True, form=".3f"),
-        Headline("shape's RMS log error", shape_errors, form=".3f"),
+        Headline(SHAPE, shape_errors, form=".3g"),
+        Headline(RANKS, ranks, form=".3f"),
+        Headline(DISTANCE, distances, form=".3g"),
         Headline("share of the norm", shares, form=".3f"),
         Headline("alpha of N^L", lambda ds: ds["alpha"], form=".3f"),
+        Headline("attention strength, mean over blocks", lambda ds: strengths(ds).mean("layer"), form=".3f"),
     ),
     answer=answer,
     tables=tables,

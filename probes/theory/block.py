@@ -65,7 +65,8 @@ class MeasuredBlock:
     """The step of one block, coefficients from its weights and one recorded pass.
 
     `after`: the stream after it, [T, d]. `attention`: "uniform" under the block's mask, or the patterns of the pass, which
-    `score_path` needs. `weights`: where an earlier prompt has found them; afterwards they are there.
+    `score_path` needs. `weights`: where an earlier prompt has found them; afterwards they are there, as is `pattern`, the
+    mean over heads.
     """
 
     def __init__(
@@ -83,6 +84,19 @@ class MeasuredBlock:
         self.width, self.head_dim = after.shape[-1], parts.head_dim
         self.heads = parts.q.weight.shape[0] // self.head_dim
         self.kv = parts.k.weight.shape[0] // self.head_dim
+        self.pattern: Float[Tensor, "query key"] = self.after.new_zeros(len(after), len(after), dtype=self.dtype)
+
+    @property
+    def strength(self) -> Float[Tensor, ""]:
+        """How strong attention is beside the stream, |a| / (|x| + |a|), mean over positions: arXiv 2602.16837."""
+        stream, added = (
+            x.to(self.dtype).norm(dim=-1) for x in (self.block.stream[0], self.block.middle - self.block.stream)
+        )
+        return (added / (stream + added)).mean()
+
+    def mixed(self, row: Float[Tensor, " position"]) -> Float[Tensor, " position"]:
+        """A row of the rollout below the block, from that above it, once `down` has seen the patterns."""
+        return torch.lerp(row, row @ self.pattern, self.strength)
 
     @torch.no_grad()
     def down(self, moments: Moments) -> Moments:
@@ -130,6 +144,7 @@ class MeasuredBlock:
             joined = out.transpose(0, 1).flatten(1)  # [d, H c]
             strength = ((joined.T @ joined) * (repeated @ repeated.T)).sum() / self.width  # ||W_O W_V||_F^2 / d
             ((pattern,), _) = self._patterns(slice(0, 1))
+            self.pattern = pattern
             return self._through(block.stream_norm, strength * (pattern.T @ gram @ pattern))
         value, score = torch.zeros_like(gram), torch.zeros_like(radial)
         path, metric = None, value
@@ -139,6 +154,7 @@ class MeasuredBlock:
             path = ScorePath(block, out, self.weights, _direction(above.to(self.dtype)), gram.diagonal(), radial)
         for heads in self._some_heads():
             pattern, slope = self._patterns(heads)
+            self.pattern.add_(pattern.sum(0), alpha=1 / self.heads)
             passed = (gram @ pattern).mul_(self.weights.strengths[heads, None, None])
             value.addmm_(pattern.flatten(0, 1).T, passed.flatten(0, 1))
             if path is not None:

@@ -104,6 +104,7 @@ import math
 from dataclasses import asdict
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Int
@@ -124,6 +125,11 @@ from .block import BornBlock, MeasuredBlock, Moments, Patterns, born_stream
 from .score_path import HeadWeights
 
 LABEL = {"long_name": "predicted ||J_j||_F / sqrt(d)", "units": "1"}
+ROLLOUT = {"long_name": "share of the position in the rollout with measured attention strength", "units": "1"}
+STRENGTH = {
+    "long_name": "|a| / (|x| + |a|) of attention's output a and the stream x, mean over positions",
+    "units": "1",
+}
 
 
 @torch.no_grad()
@@ -155,7 +161,8 @@ def second_moment(
 
     Returns:
         Dataset with `sensitivity` [prompt, position], or [prompt, layer, position] with `from_layer="all"`, in the unit of
-        `probes.jacobian`'s; `tokens`; attributes that say what made it.
+        `probes.jacobian`'s; of the same shape `rollout`, whose rows sum to 1, by arXiv 2602.16837, from the same patterns;
+        `strength` [prompt, layer], attention's in every block; `tokens`; attributes that say what made it.
 
     Raises:
         InputError: an option or a place the model cannot take; blocks that cannot be taken apart (TransformerLens
@@ -193,13 +200,17 @@ def second_moment(
         top = trace.residual[-1][0]
         dtype = torch.promote_types(top.dtype, torch.float32)
         moments = Moments.at_readout(readout_rows(model, top[-1], readout).to(dtype), top.to(dtype))
-        found, given = dict[int, Tensor](), list[Tensor]()
+        row = torch.zeros_like(moments.radial)
+        row[-1] = 1
+        found, rows, given, strengths = dict[int, Tensor](), dict[int, Tensor](), list[Tensor](), list[Tensor]()
         for layer in reversed(sources):
             block = LinearizedBlock(parts_of(layer), trace.residual[layer], trace.rotary[layer])
             given.append(block.gives(trace.residual[layer + 1]))
             step = MeasuredBlock(block, trace.residual[layer + 1][0], attention, score_path, weights.get(layer))
             moments, weights[layer] = step.down(moments), step.weights
             found[layer] = moments.gram.diagonal().clamp_min(0).sqrt()
+            rows[layer] = row = step.mixed(row)
+            strengths.insert(0, step.strength)
             report()
         wrong = [
             layer for layer, right in zip(reversed(sources), torch.stack(given).tolist(), strict=True) if not right
@@ -208,19 +219,22 @@ def second_moment(
             raise InputError(
                 f"block {wrong[0]} of '{model.identity.name}' does not do what its parts say; the theory needs its parts"
             )
-        profile = torch.stack([found[layer] for layer in layers]).cpu()
-        return {"profile": (profile.float() if profile.dtype == torch.bfloat16 else profile).numpy()}
+        curves = [torch.stack([each[layer] for layer in layers]).cpu().numpy() for each in (found, rows)]
+        return {"profile": curves[0], "rollout": curves[1], "strength": torch.stack(strengths).cpu().numpy()}
 
-    by_prompt = (pieces or Store()).each("second moment", len(tokens), lambda n: retry(lambda: predicted(n)))
-    profiles = torch.from_numpy(by_prompt.stacked("profile"))
+    stage = "second moment and rollout"
+    by_prompt = (pieces or Store()).each(stage, len(tokens), lambda n: retry(lambda: predicted(n)))
     report.finish()
-    values = torch.nn.functional.pad(profiles, (0, tokens.shape[1] - at - 1))
     options: dict[str, Any] = {"measurement": "second_moment", "attention": attention, "score_path": score_path}
     attrs = provenance(model, tokens, **options, readout=readout, query=at, from_layer=from_layer)
-    if from_layer == "all":
-        variables = {"sensitivity": (("prompt", "layer", "position"), values, LABEL)}
-        return dataset(variables, tokens=tokens, coords=by_block(model.spec, layers), attrs=attrs)
-    return dataset({"sensitivity": (("prompt", "position"), values[:, 0], LABEL)}, tokens=tokens, attrs=attrs)
+    variables: dict[str, Any] = {"strength": (("prompt", "layer"), by_prompt.stacked("strength"), STRENGTH)}
+    for name, kept, label in (("sensitivity", "profile", LABEL), ("rollout", "rollout", ROLLOUT)):
+        values = np.pad(by_prompt.stacked(kept), ((0, 0), (0, 0), (0, tokens.shape[1] - at - 1)))
+        if from_layer == "all":
+            variables[name] = ("prompt", "layer", "position"), values, label
+        else:
+            variables[name] = ("prompt", "position"), values[:, 0], label
+    return dataset(variables, tokens=tokens, coords=by_block(model.spec, sources), attrs=attrs)
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ profile stand that of the readout after the final norm, what the second-moment k
 [Chowdhury]'s N^L with its best alpha.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -48,6 +48,8 @@ KERNELS: dict[str, dict[str, Any]] = {
     "values": {"attention": "measured"},
     "score_path": {"attention": "measured", "score_path": True},
 }
+# The rollouts that are made from the same patterns as a kernel.
+ROLLOUTS = {"uniform": "rollout", "score_path": "rollout_patterns"}
 
 CAPTION = (
     "Geometric mean over prompts and seeds of ||J||/sqrt(d) rms(x)/rms(h), h centred. Bands: smallest to largest seed, or "
@@ -133,7 +135,8 @@ def profile(
     Args:
         model, tokens, pieces, progress: as of `jacobian`; so are all of `how`.
         theories: names of `KERNELS`, or "config"; "score_path" if not given, where the model's blocks can be taken apart.
-        by_path: also the value and the score path, as the variables `value` and `score`; then of the stream alone.
+        by_path: also the value and the score path, as the variables `value` and `score`; then of the stream alone. And the
+            rollouts of `ROLLOUTS` beside the kernels, with the `strength` [prompt, layer] of attention in them.
         initialization: what "config" draws from.
 
     Returns:
@@ -164,6 +167,10 @@ def profile(
             work = pieces.within(name)
             predicted = kernel.second_moment(model, tokens, pieces=work, **KERNELS[name], **place, progress=told)
         ds[f"theory_{name}"] = predicted["sensitivity"].astype(np.float32)
+        if by_path and name in ROLLOUTS:
+            ds[f"theory_{ROLLOUTS[name]}"], ds["strength"] = (
+                predicted[x].astype(np.float32) for x in ("rollout", "strength")
+            )
     if progress is not None:
         progress(1.0, 1.0)
     return ds
@@ -211,11 +218,24 @@ def trough(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndar
     return np.array([troughs(one, np.ones((1, len(one))))[0] for one in flat]).reshape(every.shape[:-2])
 
 
-def misfit(ds: xr.Dataset, theory: str = "theory_score_path") -> xr.DataArray:
-    """How far a theory is off: mean over positions of |predicted / measured - 1|, by condition, interval over documents.
+Agreement: TypeAlias = Callable[[np.ndarray, np.ndarray], float]  # of a predicted profile and the measured one
+Scale: TypeAlias = tuple[np.ufunc, np.ufunc]
+LOGARITHM: Scale = (np.log, np.exp)
 
-    Both are root mean squares over prompts, which the kernel predicts, and geometric means over seeds; the interval is of
-    the logarithm. What a sketch is off counts, too.
+
+def misfit(
+    ds: xr.Dataset, theory: str = "theory_score_path", of: Agreement = relative_error, scale: Scale = LOGARITHM
+) -> xr.DataArray:
+    """How far a theory is off, by condition, with an interval over documents.
+
+    Both profiles are root mean squares over prompts, which the kernel predicts, and geometric means over seeds. What the
+    sketch is off counts, too.
+
+    Args:
+        ds: a result of `profile`.
+        theory: the variable [..., prompt, position]; without a dimension `prompt` it is held in the interval.
+        of: what is told of predicted and measured profile; unless given the mean of |predicted / measured - 1|.
+        scale: on which the interval is symmetric, and back.
     """
     ds, unit = by_condition(ds[["sensitivity", theory]], "sensitivity"), units_of(ds)
     end, found = int(options_of(ds)["query"]) + 1, []
@@ -223,15 +243,19 @@ def misfit(ds: xr.Dataset, theory: str = "theory_score_path") -> xr.DataArray:
     def off(both: np.ndarray) -> float:
         with np.errstate(divide="ignore"):
             measured, predicted = np.exp(np.log(both.mean(0)).mean(1) / 2)
-            return float(np.log(relative_error(predicted, measured)))
+            told = of(predicted, measured) if np.isfinite(predicted).all() else np.nan
+            return float(scale[0](told))
 
     for condition in ds["condition"].values:
-        of = ds.sel(condition=condition).isel(position=slice(end))
-        both = np.stack([of[x].transpose("prompt", "seed", "position").values for x in ("sensitivity", theory)], 1)
-        there = ~np.isnan(both).all((0, 1, 3))
-        found.append(np.exp(jackknife(off, both[:, :, there].astype(np.float64) ** 2, unit)))
+        pair = ds.sel(condition=condition).isel(position=slice(end))
+        curves = [
+            x.transpose("prompt", "seed", "position").values for x in xr.broadcast(pair["sensitivity"], pair[theory])
+        ]
+        both = np.stack(curves, 1)
+        there = ~np.isnan(both[:, 0]).all((0, 2))
+        found.append(jackknife(off, both[:, :, there].astype(np.float64) ** 2, unit))
     coords = {"condition": list(map(str, ds["condition"].values)), "estimate": list(ESTIMATE)}
-    return xr.DataArray(np.reshape(found, (-1, 3)), coords, ("condition", "estimate"))
+    return xr.DataArray(scale[1](np.reshape(found, (-1, 3))), coords, ("condition", "estimate"))
 
 
 READOUTS = {"elasticity": "", f"elasticity{NORMED}": " after the final norm"}
