@@ -25,6 +25,8 @@ from .compute import EFFECT_PROMPTS
 from .compute import sinks as sinks
 from .effect import DIMS, REMOVED
 from .roles import ATTENDS, COLUMNS, SENSITIVITY, counts, head_rows, role_names, sensitivity_rows, strongest
+from .secondary import COLUMNS as LEVEL_COLUMNS
+from .secondary import level_rows, most
 from .sums import TAU as TAU
 from .sums import THRESHOLD as THRESHOLD
 
@@ -221,6 +223,12 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
             _answered,
         ),
         ("Tokens behind position 0 that collect attention, mean over heads", TOKEN_COLUMNS, token_rows),
+        (
+            "Secondary sinks: positions whose stream takes position 0's direction; norm beside position 0's, excess of the "
+            "weight on them over uniform attention's",
+            LEVEL_COLUMNS,
+            level_rows,
+        ),
         ("A cache of the first and the last keys, positions that have lost some", CACHE_COLUMNS, cache_rows),
     )
     listed = []
@@ -331,6 +339,9 @@ MEASURE = Measure(
         Headline("KL, position 0 not read (nat)", lambda ds: ds["joint_kl_by_prompt"]),
         Headline("heads in the group", lambda ds: ds["group_heads"]),
         Headline("change of loss by a cache that has lost keys (nat)", _lost, form="+.3g"),
+        Headline(
+            "positions with position 0's direction, share in the block of most", lambda ds: ds["aligned_share"], most
+        ),
         *(Headline(f"{words}, mean over heads", partial(_over_heads, name=name)) for name, words in MEANS.items()),
     ),
     answer=answer,

@@ -37,6 +37,8 @@ from ...run.store import Piece, Store
 from .collectors import TABLE, collectors, named
 from .effect import CACHES, DIMS, GROUPS, KEEP, NUMBERINGS, REMOVED, caches, effects, evictions, joint, losing
 from .roles import PLACES, ROLES, assigned, estimates, role_shares, strongest
+from .secondary import RULES, secondary
+from .secondary import TABLE as LEVEL_TABLE
 from .sums import MEANS, NORMS, SIZES, SQUARES, Sums
 
 FIRST_KEYS = 8  # so many keys unless told; of a shorter prompt, those that exist
@@ -88,7 +90,8 @@ def sinks(
         as [prompt, ...], `..._by_prompt`: `attends`, `written`, `output`, `output_own`, with a replacement `reacts` and
         `reacts_output`, with learned sink logits `sink_logit_share`, on request `effect` and `loss_change` (NaN where not
         measured), `joint_...` and `evict_...`. With an answer there are `answer_alpha` and `answer_uniform`, with all keys
-        `token_...`, see `probes.measures.sinks.collectors`. The attribute `lacks_bos` is there where prompts lack what the
+        `token_...`, see `probes.measures.sinks.collectors`, and `aligned_share` and `level_...`, see
+        `probes.measures.sinks.secondary`. The attribute `lacks_bos` is there where prompts lack what the
         model's tokenizer puts first.
         NaN: no query sees position 0 (a window of 1), or the head writes nothing.
 
@@ -155,8 +158,13 @@ def sinks(
     coords: dict[str, Any] = {**by_block(model.spec), "head": range(model.spec.heads), "key": chosen}
     coords |= {"place": list(PLACES), "role": list(ROLES)}
     if every:
-        found |= collectors(found.pop("by_key"), found["uniform"], tokens.cpu().numpy(), documents)
+        by_key, uniform, ids = found.pop("by_key"), found["uniform"], tokens.cpu().numpy()
+        found |= collectors(by_key, uniform, ids, documents)
         coords["collector_token"] = named(found["token_id"], model.tokenizer)
+        streams = found.pop("aligned"), found.pop("norms")
+        levels, words = secondary(*streams, by_key, uniform, ids, model.tokenizer, documents)
+        found |= levels
+        coords |= {"rule": list(RULES), "level_token": (("level",), words)}
     if first:
         coords |= dict(zip(DIMS, (first, last, list(NUMBERINGS), list(CACHES)), strict=True))
     if together:
@@ -193,6 +201,7 @@ _GROUP, _OF_GROUP = ("group", "removed"), "when what all heads of a group take f
 _NO_VALUE = "with the first key, but not its value, and the last keys"
 VARIABLES = {
     **TABLE,
+    **LEVEL_TABLE,
     "attends": Variable(HEAD, "mean weight on position 0"),
     "written": Variable(HEAD, "size of what comes from position 0 beside the stream that the block reads"),
     "output": Variable(HEAD, "size of the head's output beside the stream that the block reads"),

@@ -29,6 +29,7 @@ from ...run.precision import double, precise, total, wide
 from ...run.store import Piece, Store, groups
 from ..attention import ALL, column_statistics, columns, normalizers, outputs, part_of, pattern_blocks, run_watched
 from .collectors import counted
+from .secondary import aligned
 
 TAU = 0.2  # [Wu]'s
 NORMS = ("value_norm", "key_norm")
@@ -73,7 +74,7 @@ class Sums:
 
     def __post_init__(self) -> None:
         self.spec, (self.prompts, self.length) = self.model.spec, self.tokens.shape
-        self.by_prompt = {*MEANS, *SIZES, *SQUARES, "by_key" if self.chosen is None else "alpha"}
+        self.by_prompt = {*MEANS, *SIZES, *SQUARES, "by_key" if self.chosen is None else "alpha", "aligned", "norms"}
         self.keys = range(self.length) if self.chosen is None else self.chosen
         self.norms = [self.model.output_norm(layer) for layer in range(self.spec.blocks)]
         self.grams, self.weights = list[Tensor](), dict[int, Tensor]()
@@ -130,6 +131,7 @@ class Sums:
         """
         prompts, device = embeddings.shape[1], self.model.device
         norms, waiting, found = list[Tensor](), dict[int, Attention](), list[dict[str, Tensor]]()
+        directions = list[Tensor]()
         mixed: dict[int, Tensor] = {}  # what heads give, edits included, where a norm follows
         # Where operations are launched one by one, as many blocks are worked on together as there is room for.
         room = 0 if own_memory(device) is None else block_numbers(device) // parts()
@@ -137,6 +139,8 @@ class Sums:
         def stream(x: Float[Tensor, "row position d"]) -> Float[Tensor, "row position d"]:
             """Keep the sizes of what the next block reads."""
             norms.append(torch.linalg.vector_norm(x[:prompts].to(precise(device)), dim=-1, dtype=torch.float64))
+            if self.chosen is None:
+                directions.append(aligned(x[:prompts]))
             return x
 
         def watch(layer: int, attention: Attention) -> None:
@@ -166,7 +170,10 @@ class Sums:
         run_watched(self.model, embeddings.flatten(0, 1), watch, edits)
         if waiting:
             work()
-        return {name: torch.cat([some[name] for some in found], 1).cpu().numpy() for name in found[0]}
+        whole = {name: torch.cat([some[name] for some in found], 1) for name in found[0]}
+        if directions:
+            whole |= {"aligned": torch.stack(directions, 1), "norms": torch.stack(norms, 1).float()}
+        return {name: values.cpu().numpy() for name, values in whole.items()}
 
     def _kind(self, layer: int, a: Attention) -> tuple[Any, ...]:
         """What heads must have in common to be worked on side by side; edits of logits know their own block alone."""
