@@ -80,7 +80,8 @@ def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token
     told = {one.where: one.interval.value for one in numbers(MEASURE, found) if "lost keys" in one.name}
     worth = float(by_cache.evict_value_loss_change - by_cache.evict_loss_change[2])
     assert told["by the value of key 0 alone, last 5"] == pytest.approx(worth, rel=1e-4)
-    assert told["without key 0, last 5"] == pytest.approx(by_cache.evict_loss_change[0].item(), rel=1e-4)
+    for n, name in enumerate(("without key 0", "with the first 2 keys", "with key 0")):
+        assert told[f"{name}, last 5"] == pytest.approx(by_cache.evict_loss_change[n].item(), rel=1e-4)
     # 2 + 22 keys are all that a prompt has: bit for bit the model as it is, and no position has lost any.
     whole = found.sel(first_keys=2, last_keys=22)
     assert (whole.evict_kl.sel(cache="whole") == 0).all()
@@ -88,6 +89,16 @@ def test_loss_and_divergence_are_those_of_a_cache_that_drops_keys_token_by_token
     assert whole.evict_kl.sel(cache="cut").isnull().all()
     close(found.evict_kl_by_prompt.mean("prompt"), found.evict_kl, 1e-6)  # kept in float32
     assert (found.evict_kl_low.sel(last_keys=5, cache="cut") >= 0).all()
+
+
+def test_every_number_of_first_keys_is_a_headline_with_and_without_the_cache_of_one():
+    found = sinks(view("llama"), TOKENS, evict=(0, 4), keep=(5,))
+    told = [(one.where, one.interval.value) for one in numbers(MEASURE, found) if "lost keys" in one.name]
+    each = found.evict_loss_change.sel(last_keys=5, cache="cut", numbering="cache").fillna(
+        found.evict_loss_change.sel(last_keys=5, cache="cut", numbering="text")
+    )
+    assert [where for where, _ in told] == ["without key 0, last 5", "with the first 4 keys, last 5"]
+    np.testing.assert_allclose([value for _, value in told], each, rtol=1e-4)
 
 
 def test_keys_that_a_block_of_queries_has_lost_are_not_computed():

@@ -34,8 +34,7 @@ COLORS = {"reads": VERMILLION, "parks": GREEN, "reacts": ORANGE}
 NOTE = "A key is a sink in a head where its alpha, the mean weight on it, is above the threshold. Dashed: uniform attention."
 CACHE_COLUMNS = ("first", "last", "positions by", "loss", "change", "KL")
 EFFECT_COLUMNS = ("block", "head", "effect (KL)", "change of loss", "rises (Holm)", "prompts")
-# What a full cache has of key 0; the last is what the second costs more than the third.
-LOST = ("without key 0", "with key 0, without its value", "with key 0", "by the value of key 0 alone")
+LOST = {0: "without key 0", 1: "with key 0"}  # what caches of so many first keys have of it
 
 
 @dataclass(frozen=True)
@@ -141,12 +140,20 @@ def _rising(ds: xr.Dataset) -> xr.DataArray:
 
 
 def _lost(ds: xr.Dataset) -> xr.DataArray:
-    """What a cache that has lost keys costs, without key 0, without its value, and with it; by the cache where known."""
-    change, valueless = ds["evict_loss_change_by_prompt"], ds["evict_value_loss_change_by_prompt"]
-    without, whole = (change.sel(first_keys=first, drop=True) for first in (0, 1))
-    each = xr.concat([without, valueless, whole, valueless - whole], "lost").sel(cache="cut", drop=True)
+    """What a cache that has lost keys costs, by how many first keys it keeps; positions by the cache where known.
+
+    With one, also without its value, and what this costs more.
+    """
+    change = ds["evict_loss_change_by_prompt"]
+    kept = {int(first): change.sel(first_keys=first, drop=True) for first in change["first_keys"].values}
+    costs = {LOST.get(first, f"with the first {first} keys"): cost for first, cost in kept.items()}
+    if 1 in kept and "evict_value_loss_change_by_prompt" in ds:
+        valueless = ds["evict_value_loss_change_by_prompt"]
+        costs[f"{LOST[1]}, without its value"] = valueless
+        costs["by the value of key 0 alone"] = valueless - kept[1]
+    each = xr.concat(list(costs.values()), "lost").sel(cache="cut", drop=True)
     known = each.sel(numbering="cache", drop=True).fillna(each.sel(numbering="text", drop=True))
-    return known.assign_coords(lost=list(LOST), last_keys=[f"last {last}" for last in ds["last_keys"].values])
+    return known.assign_coords(lost=list(costs), last_keys=[f"last {last}" for last in ds["last_keys"].values])
 
 
 # ------------------------------------------------------------------------------------------------- sentences and tables
