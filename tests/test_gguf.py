@@ -213,7 +213,7 @@ def test_bos_is_what_the_file_puts_first(keys, bos, tmp_path):
     tokens = probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt")
     assert (tokens[:, 0] == 0).all() == (bos == 0)
     if bos is None:
-        with pytest.raises(InputError, match="of tiny puts no BOS first; use --first none"):
+        with pytest.raises(InputError, match="of tiny puts no BOS first; give none or a token id"):
             probes.prompts(seen, n=3, length=8, text=tmp_path / "text.txt", first="bos")
 
 

@@ -107,9 +107,9 @@ def test_bad_options_are_refused(text, options, message):
 
 
 def test_models_that_cannot_read_text_are_refused(text):
-    with pytest.raises(InputError, match="of bigram puts no BOS first; use --first none"):
+    with pytest.raises(InputError, match="of bigram puts no BOS first; give none or a token id"):
         prompts(WITHOUT_BOS, text=text, first="bos")
-    with pytest.raises(InputError, match=r"toy has no tokenizer; pass token ids \[prompt, position\] directly"):
+    with pytest.raises(InputError, match=r"toy has no tokenizer; put its .* beside the weights, or in Python"):
         prompts(toys.made(), text=text)
     with pytest.raises(InputError, match=r"the tokenizer gives id \d+, but bigram has 50 embeddings"):
         prompts(bigram(bos=True, vocabulary=50), text=text, length=20)

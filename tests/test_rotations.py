@@ -65,7 +65,9 @@ def test_longer_texts_are_refused_by_name_unless_asked_for():
     model = AutoModelForCausalLM.from_config(
         AutoConfig.for_model("llama", **SHAPE | {"max_position_embeddings": 32, "rope_parameters": None})
     )
-    with pytest.raises(InputError, match=r"made for 32; give shorter prompts, or go beyond: --beyond, probes.load"):
+    with pytest.raises(
+        InputError, match=r"made for 32; give shorter prompts, or go beyond: --beyond, in Python beyond=True"
+    ):
         probes.sinks(probes.load(model), IDS)
     assert probes.sinks(probes.load(model, beyond=True), IDS).sizes["position"] == 80
     assert probes.load(model, beyond=True).reinitialized(0).spec.max_length is None

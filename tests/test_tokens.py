@@ -82,6 +82,9 @@ def test_padded_batches_are_refused_and_texts_of_one_length_are_not(pad, side):
     for probe, ids in ((probes.sinks, batch.input_ids), (probes.inspect, batch.input_ids[row])):
         with pytest.raises(InputError, match=says):
             probe("tiny-llama", ids)
+    hiding_nothing = r"text .* pads .*; give an attention_mask that is 0 there"
+    with pytest.raises(InputError, match=hiding_nothing):
+        probes.loss("tiny-llama", batch.input_ids, attention_mask=torch.ones_like(batch.input_ids))
     probes.sinks("tiny-llama", batch.input_ids[:, :7] if side == "right" else batch.input_ids[:, -7:])
 
 

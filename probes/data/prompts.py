@@ -202,8 +202,8 @@ def draw(
 def _check_tokenizer(model: View) -> None:
     if model.tokenizer is None:
         raise InputError(
-            f"{model.identity.name} has no tokenizer; pass token ids [prompt, position] directly, "
-            "or load the model with one (probes.load(model, tokenizer=...))"
+            f"{model.identity.name} has no tokenizer; put its tokenizer's files beside the weights, "
+            "or in Python give tokenizer=..., or token ids in place of a text"
         )
 
 
@@ -242,7 +242,7 @@ def first_policy(model: View, first: FirstToken | int) -> dict[str, str | int]:
         return {"first_policy": "none"}
     if model.bos is None:
         raise InputError(
-            f"first=bos, but the tokenizer of {model.identity.name} puts no BOS first; use --first none or a token id"
+            f"first=bos, but the tokenizer of {model.identity.name} puts no BOS first; give none or a token id"
         )
     check_highest(model, max(model.first_ids))
     several = {"first_ids": json.dumps(model.first_ids)} if len(model.first_ids) > 1 else {}

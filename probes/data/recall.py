@@ -99,7 +99,9 @@ class Maker:
 
     def __init__(self, model: View, rung: Rung, template: Template, *, first: FirstToken | int = "auto") -> None:
         if model.tokenizer is None:
-            raise InputError(f"{model.identity.name} has no tokenizer; load the model with one")
+            raise InputError(
+                f"{model.identity.name} has no tokenizer; put its files beside the weights, or in Python give tokenizer=..."
+            )
         if rung.pairs < 2 or rung.digits not in (0, *range(2, 16)):
             raise InputError(f"{rung}: give at least 2 pairs and 2 to 15 digits, or 0 for nouns")
         self.model, self.rung, self.template = model, rung, template
@@ -165,7 +167,7 @@ class Maker:
             line = self._ids(filled(self.template.line, key, value))
             if len(line) != sum(self._shapes[0]):
                 raise InputError(
-                    f"'{key}' and '{value}' make a line of another shape; give --keys apart, or other --digits"
+                    f"'{key}' and '{value}' make a line of another shape; give keys apart, or another number of digits"
                 )
             starts.append((len(ids), len(ids) + self._shapes[0].before))
             ids += line

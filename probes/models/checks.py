@@ -42,7 +42,7 @@ def check_length(model: View, length: int, what: str, remedy: str) -> None:
     most = model.spec.max_length
     if most is not None and length > most:
         lifted = "learned" not in model.spec.positional and model.identity.backend != "toy"
-        more = ", or go beyond: --beyond, probes.load(..., beyond=True)" if lifted else ""
+        more = ", or go beyond: --beyond, in Python beyond=True" if lifted else ""
         raise InputError(f"{what}, but {model.identity.name} was made for {most}; {remedy}{more}")
 
 
@@ -62,7 +62,7 @@ def _check_padding(model: View, tokens: Tensor) -> None:
                     pads = f"{run - usual} pad{'s' * (run - usual > 1)}"
                     raise InputError(
                         f"prompt {row} {edge} with {pads} (id {pad}), which would be read as text; "
-                        "give attention_mask, or texts of one length"
+                        "give an attention_mask that is 0 there, or texts of one length"
                     )
 
 

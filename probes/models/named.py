@@ -294,8 +294,8 @@ def _refusing(name: str) -> Iterator[None]:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise InputError(
-                f"model '{name}' brings code of its own, which is not run; "
-                "read it, then call probes.load with trust_remote_code=True"
+                f"model '{name}' brings code of its own, which no command runs; "
+                "read it, then load it in Python with trust_remote_code=True"
             ) from None
         raise InputError(
             f"model '{name}' cannot be loaded ({reason(error)}); check its files, or get them again (git lfs pull, "
