@@ -161,6 +161,21 @@ def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
     return ", ".join(filter(None, parts))
 
 
+def read(results: Mapping[str, xr.Dataset]) -> list[str]:
+    """Which texts were read, a line each: how many prompts of how many tokens, of what."""
+    lines: dict[str, list[str]] = {}
+    for model, ds in results.items():
+        if "tokens" not in ds or not (source := recorded(ds, "text_source")):
+            continue
+        count, length = ds["tokens"].shape
+        documents = len(np.unique(ds["document"])) if "document" in ds.coords else 0
+        of = f"{documents} document{'s' * (documents > 1)} of " * bool(documents) + " / ".join(source)
+        wrote = f", the last {answer} written by the model" if (answer := options_of(ds).get("answer")) else ""
+        said = f"read {count} prompt{'s' * (count > 1)} of {length} tokens{wrote}, from {of}"
+        lines.setdefault(said, []).append(model)
+    return [f"{said} ({', '.join(models)})" if len(lines) > 1 else said for said, models in lines.items()]
+
+
 DIMS = {"prompt": "prompts", "position": "tokens each", "context": "lists"}
 
 

@@ -94,6 +94,7 @@ def test_whoever_stops_listening_gets_whole_files_and_no_traceback(target, code,
     assert (tmp_path / "code").read_text() == f"{code}\n"
     assert "".join(line for line in done.stderr.splitlines(True) if "cannot" in line or "rror" in line) == says
     if "full" in target:
+        assert "headwater: read 2 prompts of 16 tokens, from 2 documents of bundled code\n" in done.stderr
         written = {"sinks.nc", "sinks.png", "sinks.svg", "sinks.md", "code"}
         assert {file.name for file in tmp_path.iterdir()} == written
         assert load(tmp_path / "sinks.nc").sizes["prompt"] == 2

@@ -157,13 +157,15 @@ def command_of(one: Measure) -> TyperCommand:
 
 
 def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: Loading) -> None:
-    from ..headlines import SHOWN, headlines
+    from ..headlines import SHOWN, headlines, read
     from ..loop import run, written
 
     if not target.models:
         remark("no model given: measuring tiny-llama")
     with progress() as advance:
         results = run(one, target.sources, target.out, options, prompts, loading, advance=advance, remark=remark)
+    for line in read(results):
+        remark(line)
     if one.shown is not None:
         print_colored(map(one.shown, results.values()))
     shown = headlines(one, results, SHOWN)

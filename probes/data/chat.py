@@ -77,8 +77,13 @@ def named(chat: Chat) -> str:
     """How results and messages name a chat."""
     if not isinstance(chat, (str, Path)):
         return "chat from Python"
-    text = " ".join(str(chat).split())
-    return f"chat '{text if len(text) <= SHOWN or _is_file(chat) else text[: SHOWN - 3] + '...'}'"
+    return f"chat '{chat if _is_file(chat) else beginning(str(chat))}'"
+
+
+def beginning(text: str) -> str:
+    """As much of a text as names and messages show."""
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
 def _is_file(chat: str | Path) -> bool:

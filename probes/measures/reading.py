@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.chat import Chat, rendered
+from ..data.chat import Chat, beginning, named, rendered
 from ..data.prompts import FirstToken, check_highest, check_source, first_policy, put_first
 from ..data.windows import encoded
 from ..errors import InputError
@@ -37,7 +37,8 @@ def read_prompt(
     text: str | None
     if tokenizer is None and (chat is not None or isinstance(prompt, str)):
         raise InputError(
-            f"{name} has no tokenizer; load it with one (probes.load(model, tokenizer=...)), or give token ids"
+            f"{name} has no tokenizer; put its tokenizer's files beside the weights, "
+            "or in Python give tokenizer=..., or token ids in place of a text"
         )
     if chat is not None:
         check_source(chat=chat, first=first)
@@ -46,17 +47,18 @@ def read_prompt(
             raise InputError(f"the chat holds {len(texts)} conversations, and one is inspected; give that one")
         text, what = texts[0], "conversation"
         ids, pieces = _tokenized(tokenizer, text)
-        origin: dict[str, str | int] = {"first_policy": "chat template"} | ({"first_id": ids[0]} if ids else {})
+        origin: dict[str, str | int] = {"text_source": named(chat), "first_policy": "chat template"}
+        origin |= {"first_id": ids[0]} if ids else {}
     elif isinstance(prompt, str):
         text, what = prompt, "text"
-        origin = first_policy(model, first)
+        origin = {"text_source": f"text '{visible(beginning(prompt))}'"} | first_policy(model, first)
         ids, pieces = _tokenized(tokenizer, prompt)
         before = put_first(origin)
         if origin["first_policy"] != "bos" or ids[: len(before)] != before:
             ids, pieces = [*before, *ids], [*(token_name(tokenizer, one) for one in before), *pieces]
     else:
         what, ids = "prompt", _given_ids(model, prompt, first)
-        origin = {"first_policy": "given ids", "first_id": ids[0]}
+        origin = {"text_source": "token ids", "first_policy": "given ids", "first_id": ids[0]}
         text = None if tokenizer is None else tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         again, pieces = ([], []) if text is None else _tokenized(tokenizer, text)
         if again != ids:  # no text of these ids that would be read as them
@@ -117,6 +119,18 @@ def token_name(tokenizer: Any, token: int) -> str:
     if not text or "\ufffd" in text or token in tokenizer.all_special_ids:
         text = str(tokenizer.convert_ids_to_tokens(token))
     return visible(text)
+
+
+def one_token(model: View, text: str) -> int:
+    """The id of a text that is exactly one token; else the line of the error names its tokens."""
+    if model.tokenizer is None:
+        raise InputError(f"{model.identity.name} has no tokenizer to read '{text}' with; give a token id")
+    ids = [int(one) for one in encoded(model.tokenizer, text)]
+    if len(ids) == 1 and (ids[0] != model.tokenizer.unk_token_id or text == model.tokenizer.unk_token):
+        return ids[0]
+    named = " and ".join(f"'{token_name(model.tokenizer, one)}' (id {one})" for one in ids)
+    but = f"'{visible(text)}' is not one token of {model.identity.name}, but {named or 'none'}"
+    raise InputError(f"{but}; give a text that is, or a token id")
 
 
 _SIGNS = {"\n": "⏎", "\t": "⇥"}
