@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from measured import view
 import probes
 from probes.data.prompts import draw
 from probes.errors import InputError
-from probes.measures.inspect import MEASURE, TEXT, Options
+from probes.measures.inspect import ANSWER, MEASURE, TEXT, Options
 from probes.measures.inspect.compute import WINDOWS, Readout, readout
 from probes.measures.jacobian import jacobian
 from probes.measures.reading import FURTHER, visible
@@ -77,6 +78,10 @@ def test_a_token_is_its_own_gradient_and_logits_are_those_of_jacobian():
     np.testing.assert_allclose(
         contrast["sensitivity"], (rows[7] - rows[9]).norm(dim=-1) / math.sqrt(families.WIDTH), rtol=ROUNDING
     )
+    for of in ("7-9", '"w7"-"w9"', '7-"w9"', ("w7", 9)):
+        np.testing.assert_array_equal(
+            probes.inspect(model, WORDS, of=of, baseline="none")["sensitivity"], contrast["sensitivity"]
+        )
     best = int(log_p.argmax())
     top, same = (probes.inspect(model, WORDS, of=of, baseline="none") for of in ("top", best))
     np.testing.assert_array_equal(top["sensitivity"], same["sensitivity"])
@@ -173,6 +178,15 @@ def test_parts(profile: Sequence[float], recency: int):
             r"of 'predicton' is unknown \(did you mean prediction\?\)",
         ),  # before the text is read
         (WORDS, {"of": (5, 5)}, "compares a token with itself"),
+        (
+            WORDS,
+            {"of": '"w5 w7"'},
+            r"'w5 w7' is not one token of .* but 'w5' \(id 5\) and 'w7' \(id 7\); give a text that",
+        ),
+        (WORDS, {"of": ("w7", "Paris")}, r"'Paris' is not one token of .*, but '<unk>' \(id 2\)"),
+        (WORDS, {"of": '""'}, "'' is not one token of .*, but none; give"),
+        (WORDS, {"of": "w7"}, "of 'w7' is unknown; .* a token's text in double quotes"),
+        (WORDS, {"of": "1-2-3"}, "of '1-2-3' is unknown"),
         (WORDS, {"of": 5, "products": 9}, "products=9 has no use with of=5"),
         (WORDS, {"seeds": 0}, "seeds=0"),
         (torch.full((2, 9), 5), {}, "the ids of 2 prompts are given"),
@@ -220,7 +234,6 @@ def test_what_the_command_reads(tmp_path):
     talk = [{"role": "user", "content": "why?"}]
     assert Options(text=tmp_path / "a.txt").values()["prompt"] == "wide 漢\n"
     assert Options(chat="why?").values()["chat"] == [talk]
-    assert [Options(of=of).values()["of"] for of in ("7", "top", "7-12")] == [7, "top", (7, 12)]
     assert (Options().values()["prompt"], Options(prompt="").values()["prompt"]) == (TEXT, "")
 
 
@@ -268,7 +281,10 @@ def test_a_contrast_names_its_tokens_wherever_it_is_told():
     assert "times the geometric mean of their sensitivities stand out" in line
     assert line.endswith(" The last 2 tokens were written by the model.")
     assert MEASURE.shown is not None
-    assert f"Orange: {said} depends more on the token than on the others. Blue: less." in MEASURE.shown(contrast).plain
+    shown = MEASURE.shown(contrast).plain
+    assert f"Orange: {said} depends more on the token than on the others. Blue: less." in shown
+    assert shown.partition(ANSWER)[2].startswith("".join(contrast["token"].values[-2:]) + "\n\nratio")
+    assert shown.count(ANSWER) == 2  # in the text, and what it is
     figure = MEASURE.chart({"m": contrast})
     assert f"sensitivity of {said}" in {cell.get_ylabel().replace("\n", " ") for cell in figure.axes}
 
@@ -291,7 +307,9 @@ def test_words_lines_and_paragraphs_add_up_over_their_tokens(seen):
 def test_a_command_in_a_pipe_and_in_a_terminal(monkeypatch, capsys, tmp_path):
     words = ["inspect", "tiny-llama", "--prompt", CODE, "--out", str(tmp_path), "--seeds", "1", "--device", "cpu"]
     assert call(monkeypatch, *words) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "\x1b" not in printed.out
+    assert re.search(r"^headwater: read 1 prompt of \d+ tokens, from text 'def area\(width", printed.err, re.MULTILINE)
     ds = probes.load_result(tmp_path / "inspect.nc")
     own = probes.inspect(probes.load("tiny-llama", device="cpu"), CODE, seeds=1)
     np.testing.assert_allclose(ds["sensitivity"], own["sensitivity"], rtol=1e-4)

@@ -45,6 +45,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Paragraphs": ("⏎⏎",),
 }  # what they stand behind
 WIDEST = 60  # characters of a unit that are shown
+ANSWER = "▶"  # before what the model wrote
 MOST = 3  # tokens that an answer names
 CAPTION = "The sensitivity{} to each token{}. Grey: sink and recency."
 BESIDE = ", and what the baseline says of its position, scaled to it"
@@ -61,6 +62,7 @@ class Options(options.Options):
       headwater inspect tiny-llama --prompt "def area(width, height): return width *"
       headwater inspect tiny-qwen2 --text notes.txt --baseline text --out runs/notes
       headwater inspect ./checkpoint --chat "Why is the sky blue?" --of top --method exact
+      headwater inspect smollm2-135m --prompt "The capital of Italy is the city of" --of '" Rome"-" Paris"'
     """
 
     prompt: str | None = option("What the model reads.")
@@ -68,8 +70,8 @@ class Options(options.Options):
     chat: str | None = options.chat()
     answer: int | None = option("Tokens that the model writes after it, and that are read as well.", min=1)
     of: str = option(
-        "What depends on the tokens: prediction, logits, top (log p of the most probable), an id, or the difference of the "
-        "logits of two, as in 1234-567.",
+        "What depends on the tokens: prediction, logits, top (log p of the most probable), a token (an id, or its text "
+        "in double quotes), or the difference of the logits of two, as in '1234-567' or '\" Paris\"-\" Rome\"'.",
         "prediction",
     )
     baseline: Literal["init", "kernel", "text", "none"] = option(
@@ -87,9 +89,7 @@ class Options(options.Options):
     def values(self) -> dict[str, Any]:
         """As `inspect` takes them, files read."""
         values = {name: value for name, value in vars(self).items() if name != "text"}
-        ids = tuple(int(one) for one in self.of.split("-") if one.isdecimal())
-        of = ids[0] if len(ids) == 1 else ids or self.of
-        values |= {"of": of if "-".join(map(str, ids)) == self.of else self.of, "first": parse_first(self.first)}
+        values |= {"first": parse_first(self.first)}
         several = [f"--{name}" for name in ("prompt", "text", "chat") if getattr(self, name) is not None]
         if len(several) > 1:
             raise InputError(f"both {' and '.join(several)} are given; give one of --prompt, --text and --chat")
@@ -179,9 +179,11 @@ def color_of(ratio: float) -> tuple[str, str] | None:
 
 
 def colored_text(ds: xr.Dataset) -> Text:
-    """The text with its legend: tokens on their colours, the sink in brackets, the recency part underlined."""
-    shown = Text()
-    for piece, ratio, part in zip(*(ds[name].values for name in ("token", "ratio", "part_of")), strict=True):
+    """The text with its legend: tokens on colours, the sink in brackets, recency underlined, `ANSWER` before an answer."""
+    shown, wrote = Text(), options_of(ds).get("answer")
+    rows = zip(*(ds[name].values for name in ("token", "ratio", "part_of")), strict=True)
+    for at, (piece, ratio, part) in enumerate(rows):
+        shown.append(ANSWER * (wrote is not None and at == ds.sizes["position"] - wrote), "bold")
         ground, letters = color_of(float(ratio)) or (None, None)
         look = Style(bgcolor=ground, color=letters, bold=part == "sink", underline=part == "recency")
         shown.append("[" * (part == "sink"), Style(bold=True))
@@ -194,7 +196,8 @@ def colored_text(ds: xr.Dataset) -> Text:
     for label, edge in zip(LABELS, (0.0, *EDGES), strict=True):
         ground, letters = color_of(edge) or (None, None)
         shown.append(f" {label} ", Style(bgcolor=ground, color=letters))
-    shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline").append("\n")
+    shown.append("   ").append("[sink]", "bold").append("  ").append("recency", "underline")
+    shown.append(f"  {ANSWER}" * bool(wrote), "bold").append(" what the model wrote" * bool(wrote)).append("\n")
     against = "than on the others" if _bare(ds) else "than its position alone would give"
     return shown.append(f"Orange: {_readout(ds)} depends more on the token {against}. Blue: less.")
 

@@ -9,7 +9,7 @@ The default, "prediction", is therefore
 so that a random step of length e at position j costs (e sensitivity_j)^2 / 2 nats. It is the gradient of log p of every
 token, weighted by how probable it is. "logits", ||J_j||_F / sqrt(d), is the readout of `probes.jacobian`: it weighs
 unlikely tokens as much as likely ones, and counts shifts of all logits together, which change no prediction. A
-single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any id) is one product, exact, and blind
+single token's ||d log p_v / dx_j|| / sqrt(d) (of "top", the most probable one, or any) is one product, exact, and blind
 to what moves probability between the others. So is that of two, ||d (logit_v - logit_w) / dx_j|| / sqrt(d), the contrast of
 two answers. All go through `probes.jacobian`, by a view whose unembedding is the readout.
 
@@ -24,9 +24,10 @@ last position, and those right before it for as long as the baseline stands out 
 
 import json
 import math
+import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -49,12 +50,16 @@ from ...run.progress import Progress, part
 from ...run.store import Store
 from ...theory.kernel import second_moment
 from ..jacobian import jacobian
-from ..reading import Ids, read_prompt, token_name
+from ..reading import Ids, one_token, read_prompt, token_name
 
 Baseline = Literal["init", "kernel", "text", "none"]
 
 BASELINES: tuple[Baseline, ...] = ("init", "kernel", "text", "none")
 WORDS = ("prediction", "logits", "top")
+Of: TypeAlias = str | int | tuple[int | str, int | str]  # what depends on the tokens: one of `WORDS`, a token, or two
+# A token by its id, or by its text in double quotes, where a backslash stands before a quote or itself, n, r or t.
+TOKEN = r'(\d{1,18}|"(?:[^"\\]|\\["\\nrt])*")'
+TOKENS = re.compile(f"{TOKEN}(?:-{TOKEN})?", re.ASCII)
 WINDOWS = 8  # other texts for the baseline "text"; twice as many change the bundled models' by less than content varies
 PREDICTIONS = 5  # most probable next tokens that are kept
 MEASURED = 0.5  # the share of progress that the text itself takes
@@ -87,7 +92,7 @@ def inspect(
     *,
     chat: Chat | None = None,
     answer: int | None = None,
-    of: str | int | tuple[int, int] = "prediction",
+    of: Of = "prediction",
     baseline: Baseline = "init",
     method: Literal["exact", "sketch"] = "sketch",
     products: int | None = None,
@@ -107,7 +112,8 @@ def inspect(
         chat: in its place a conversation, written by the model's chat template, as in `probes.prompts`.
         answer: so many tokens that the model writes after it, the most probable one each time, are read as well: what is
             inspected is the prediction after them.
-        of: "prediction", "logits", "top", a token id, or two of them, see the module's text.
+        of: "prediction", "logits", "top", a token or two, see the module's text. A token is an id, or its text in double
+            quotes: 1234, '" Paris"', '" Paris"-" Rome"'. Two may also be a tuple, (1234, 567) or (" Paris", " Rome").
         baseline: "init", "kernel", "text" or "none", see the module's text.
         method: of `probes.jacobian`; a single token takes one product, which is exact, whatever this says.
         products: of the sketch, 64 unless given.
@@ -129,7 +135,7 @@ def inspect(
 
     Raises:
         InputError: no prompt or two, no tokenizer or chat template to read it with, one that is empty, too short or too
-            long, an option that cannot be used, values that are not finite.
+            long, a text in `of` that is not one token, an option that cannot be used, values that are not finite.
 
     Source: ours; the sensitivity is [Chowdhury]'s, arXiv 2603.10123, with Fisher's metric on the logits.
     """
@@ -140,7 +146,7 @@ def inspect(
     check_rule(initialization)
     if initialization != CONFIG and baseline != "init":
         raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
-    _check_of(model, of)
+    of = _known(model, of)
     ids, shown, text, origin = read_prompt(model, prompt, chat, first)
     if answer is not None:
         ids += continued(model, torch.tensor([ids]), answer)[0].tolist()
@@ -220,7 +226,7 @@ def inspect(
     return dataset(variables, tokens=tokens, coords=coords, attrs=made | attrs)
 
 
-def readout(model: View, tokens: Tensor, of: str | int | tuple[int, int]) -> View:
+def readout(model: View, tokens: Tensor, of: Of) -> View:
     """The view whose logits are, to first order at the end of this prompt, what `of` says: "prediction", an id or two.
 
     For "prediction" they are sqrt(p_v) (logit_v - sum_u p_u logit_u), whose derivative has the norm in Fisher's metric.
@@ -230,7 +236,7 @@ def readout(model: View, tokens: Tensor, of: str | int | tuple[int, int]) -> Vie
     if isinstance(of, int):
         return Readout(model, lambda normed: model.unembed(normed).log_softmax(-1)[..., of : of + 1])
     if isinstance(of, tuple):
-        one, other = (slice(at, at + 1) for at in of)
+        one, other = (slice(int(at), int(at) + 1) for at in of)
         return Readout(model, lambda normed: (x := model.unembed(normed))[..., one] - x[..., other])
     p = _log_probabilities(model, tokens).exp()
 
@@ -261,25 +267,30 @@ def divided(
         return sensitivity / scaled, scaled, parts
 
 
-def _check_of(model: View, of: Any) -> None:
-    """Refuse what is neither "prediction", "logits" nor "top", a token's id nor two."""
+def _known(model: View, of: Any) -> Of:
+    """One of `WORDS`, the id of a token, or those of two; everything else is refused."""
     if isinstance(of, str) and of in WORDS:
-        return
-    ids = of if isinstance(of, tuple) else (of,)
-    if len(ids) not in (1, 2) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-        known = "give prediction, logits, top, a token id, or two to compare"
-        raise InputError(f"of '{of}' is unknown{near(str(of), WORDS)}; {known}")
+        return of
+    given = of if isinstance(of, tuple) else (of,)
+    if isinstance(of, str):
+        found = [one for one in match.groups() if one] if (match := TOKENS.fullmatch(of)) else []
+        given = tuple(json.loads(one, strict=False) for one in found)
+    if len(given) not in (1, 2) or not all(isinstance(one, int | str) and not isinstance(one, bool) for one in given):
+        known = "a token id, a token's text in double quotes, or two of these, as in 1234-567"
+        raise InputError(f"of '{of}' is unknown{near(str(of), WORDS)}; give prediction, logits, top, {known}")
+    ids = [one_token(model, one) if isinstance(one, str) else int(one) for one in given]
     if len(set(ids)) < len(ids):
         raise InputError(f"of {of} compares a token with itself; give two different ones")
     for one in ids:
-        check_id(model, int(one))
+        check_id(model, one)
+    return (ids[0], ids[1]) if len(ids) == 2 else ids[0]
 
 
-def _said(tokenizer: Any, chosen: str | int | tuple[int, int]) -> str:
+def _said(tokenizer: Any, chosen: Of) -> str:
     """What depends on the tokens, in words."""
     if isinstance(chosen, str):
         return {"logits": "all logits together"}.get(chosen, "the prediction")
-    one, *other = (f"'{token_name(tokenizer, n)}'" for n in (chosen if isinstance(chosen, tuple) else (chosen,)))
+    one, *other = (f"'{token_name(tokenizer, int(n))}'" for n in (chosen if isinstance(chosen, tuple) else (chosen,)))
     return f"the logit of {one} less that of {other[0]}" if other else f"log p of {one}"
 
 
@@ -294,7 +305,7 @@ def _log_probabilities(model: View, tokens: Tensor) -> Float[Tensor, " vocabular
 
 
 def _kernel(
-    model: View, tokens: Tensor, pieces: Store, heard: Progress | None, of: str | int | tuple[int, int]
+    model: View, tokens: Tensor, pieces: Store, heard: Progress | None, of: Of
 ) -> Float[np.ndarray, " position"]:
     """The second-moment kernel of this model on this text, with its patterns and its score path."""
     view = readout(model, tokens, of)
