@@ -1,5 +1,7 @@
 """Tokens that a model writes after a prompt: against transformers' own greedy generation and attention."""
 
+import re
+
 import families
 import numpy as np
 import pytest
@@ -42,6 +44,15 @@ def test_alpha_of_the_answer_is_the_mean_over_its_queries(keys):
         even = np.mean([1 / (i + 1) for i in range(max(12, key), 18)])
         close(found["answer_uniform"].isel(key=n), even, 1e-6)
     assert "for the 6 tokens that the model wrote" in MEASURE.answer({"tiny": found})[0]
+    none, *_ = MEASURE.answer(
+        {"tiny": found.assign(alpha=found["alpha"] / 99, answer_alpha=found["answer_alpha"] / 99)}
+    )
+    assert re.search(
+        r"a sink in none of \d+ heads: alpha is at most .* that the model wrote it is one in no head ", none
+    )
+    drawn = [line.get_ydata() for cell in MEASURE.chart({"tiny": found}).axes for line in cell.lines]
+    mean = found["answer_alpha"].mean([dim for dim in found["answer_alpha"].dims if dim != "key"])
+    assert sum(len(y) == mean.size and np.allclose(y, mean) for y in drawn) == 1
 
 
 def test_inspect_reads_what_the_model_wrote():

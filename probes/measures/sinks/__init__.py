@@ -174,22 +174,24 @@ def _sink(ds: xr.Dataset) -> str:
     alpha = at["alpha"].mean([dim for dim in at["alpha"].dims if dim == "prompt"])
     strongest = alpha.argmax(("layer", "head"))
     block, head = (int(ds[dim][int(strongest[dim])]) for dim in ("layer", "head"))
-    even = int((at["uniform"] > THRESHOLD).sum()) * ds.sizes["head"]
-    return (
-        f"position 0 is a sink in {int((alpha > THRESHOLD).sum())} of {alpha.size} heads, most of all in block {block}, "
-        f"head {head} (alpha {number(alpha.max())}); with uniform attention it would be in {even} "
-        f"(alpha {number(at['uniform'].mean())}){_wrote(ds)}"
-    )
+    even, count = int((at["uniform"] > THRESHOLD).sum()) * ds.sizes["head"], int((alpha > THRESHOLD).sum())
+    of, most = f"of {alpha.size} heads", number(alpha.max())
+    said = f"{count} {of}, most of all in block {block}, head {head} (alpha {most}); with uniform attention it would be"
+    if not count:
+        said = (
+            f"none {of}: alpha is at most {most}, in block {block}, head {head}; with uniform attention it would be one"
+        )
+    return f"position 0 is a sink in {said} in {even} (alpha {number(at['uniform'].mean())}){_wrote(ds)}"
 
 
 def _wrote(ds: xr.Dataset) -> str:
     if "answer_alpha" not in ds:
         return ""
     alpha = at_0.mean("prompt") if "prompt" in (at_0 := ds["answer_alpha"].sel(key=0)).dims else at_0
-    even = number(ds["answer_uniform"].sel(key=0).mean())
+    even, count = number(ds["answer_uniform"].sel(key=0).mean()), int((alpha > THRESHOLD).sum())
     return (
-        f"; for the {options_of(ds)['answer']} tokens that the model wrote it is one in {int((alpha > THRESHOLD).sum())} "
-        f"heads (mean alpha {number(alpha.mean())}, of uniform attention {even})"
+        f"; for the {options_of(ds)['answer']} tokens that the model wrote it is one in {count or 'no'} "
+        f"head{'s' * (count > 1)} (mean alpha {number(alpha.mean())}, of uniform attention {even})"
     )
 
 
@@ -305,7 +307,11 @@ def _alphas(cell: Axes, ds: xr.Dataset) -> None:
     alpha = ds["alpha"].mean([dim for dim in ds["alpha"].dims if dim not in ("layer", "key")])
     low, high = alpha.min("layer"), alpha.max("layer")
     uniform = Series("uniform", ds["uniform"].mean("layer"), GREY, x=ds["key"], line=DASHED)
-    curves(cell, [uniform, Series("mean, range of blocks", alpha.mean("layer"), INK, low, high, x=ds["key"])], log=True)
+    drawn = [uniform, Series("mean, range of blocks", alpha.mean("layer"), INK, low, high, x=ds["key"])]
+    if "answer_alpha" in ds:
+        written = ds["answer_alpha"].mean([dim for dim in ds["answer_alpha"].dims if dim != "key"])
+        drawn.append(Series("mean, for the tokens that the model wrote", written, BLUE, x=ds["key"]))
+    curves(cell, drawn, log=True)
     _key_axis(cell, ds)
 
 
