@@ -3,7 +3,7 @@
 # make bench    speed and memory beside what one would use instead: reports/benchmarks.md (BENCH="--quick" in small)
 # make docs     the documentation in site/, from docs/ and docstrings: open site/index.html (its search needs a server:
 #               python -m http.server -d site)
-# make wheel    sdist and wheel built, the wheel installed elsewhere and its command tried
+# make wheel    a wheel in dist, which was installed elsewhere and tried there
 # make size     lines and statements (SIZE=CHECKOUT of another checkout)
 # make smollm2  the model smollm2-135m, a file of 93 MB: SmolLM2-135M-Instruct, 4-bit (GGUF), licence Apache-2.0
 # make gemma    the model gemma3-270m, a file of 253 MB: Gemma 3 270M (base), 4-bit (GGUF); who runs it accepts the Gemma
