@@ -175,7 +175,7 @@ def _row(one: Number, other: Number, how: str, unit: Unit, other_unit: Unit) -> 
     a, b = one.interval.value, other.interval.value
     mine, theirs = one.samples, other.samples
     if mine is None or theirs is None or one.headline.jumps:
-        if ratio and min(min(x.interval.value, _low(x)) for x in (one, other)) > 0:  # 0 has no logarithm
+        if ratio and min(np.fmin(*x.interval[:2]) for x in (one, other)) > 0:  # 0 has no logarithm
             logs = [Interval(*map(math.log, x.interval[:3])) for x in (one, other)]
             return Row(one.name, one.where, a, b, True, _exp(apart(*logs)), "own")
         return Row(one.name, one.where, a, b, False, apart(one.interval, other.interval), "own")
@@ -185,10 +185,6 @@ def _row(one: Number, other: Number, how: str, unit: Unit, other_unit: Unit) -> 
     else:
         change = paired(first, (mine.values, unit), (theirs.values, other_unit))
     return Row(one.name, one.where, a, b, ratio, _exp(change) if ratio else change, how)
-
-
-def _low(x: Number) -> float:
-    return x.interval.value if math.isnan(x.interval.low) else x.interval.low
 
 
 def _logarithm(of: Callable[[np.ndarray], float]) -> Callable[[np.ndarray], float]:

@@ -155,7 +155,7 @@ def subjects(
         if "@" in source and revision is not None:  # a hub id has the commit as its revision, which names no curve
             name = f"{name}@{source.rpartition('@')[2]}"
         drawn = prompts.drawn(model) if measure.prompted else None
-        again = partial(load, source) if len(sources) > 1 else partial(_same, model)
+        again = partial(load, source) if len(sources) > 1 else lambda model=model: model
         models.append(Subject(source, name, {}, drawn, again))
         made = provenance(model, models[-1].tokens)
         models[-1].key.update((part, made[part]) for part in KEY if part in made)
@@ -169,10 +169,6 @@ def subjects(
     for line in dict.fromkeys(line for one in models if one.drawn for line in one.drawn.remarks):
         remark(line)
     return models
-
-
-def _same(model: View) -> View:
-    return model
 
 
 def result_files(measure: Measure, models: Collection[str], out: Path) -> list[Path]:

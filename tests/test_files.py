@@ -6,7 +6,8 @@ import pytest
 from commands import listing
 
 from probes.errors import InputError
-from probes.run.files import atomic, table_lines, together, write_table
+from probes.results.tables import Report, Table, markdown, write_report
+from probes.run.files import atomic, together
 
 
 def test_atomic_write_replaces_the_file_or_keeps_it_and_leaves_nothing_else(tmp_path):
@@ -30,10 +31,10 @@ def test_atomic_write_replaces_the_file_or_keeps_it_and_leaves_nothing_else(tmp_
 
 
 def test_bars_and_line_breaks_in_a_table_end_no_cell(tmp_path):
-    columns, rows = ("|h_0|", "said"), [["1", "a | b"], ["2", "two\nlines"]]
+    table = Table("Rows", ("|h_0|", "said"), [["1", "a | b"], ["2", "two\nlines"]])
     expected = [r"| \|h_0\| | said |", "| --- | --- |", r"| 1 | a \| b |", "| 2 | two lines |"]
-    assert table_lines(columns, rows) == expected
-    write_table(tmp_path / "page.md", "Title", ["Said."], columns, rows)
+    assert markdown(table) == expected
+    write_report(Report("Title", "Said.", [table], []), tmp_path / "page.md")
     assert (tmp_path / "page.md").read_text(encoding="utf-8").splitlines()[-4:] == expected
 
 

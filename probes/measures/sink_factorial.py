@@ -319,12 +319,6 @@ def _recalled(ds: xr.Dataset) -> xr.DataArray:
     return xr.DataArray(rows, {"arm": list(ARMS), "estimate": list(ESTIMATE)}, ("arm", "estimate"))
 
 
-def _way(found: Interval, sure: bool) -> str:
-    if not sure:
-        return "undecided"
-    return f"both together cost {'less' if found.value < 0 else 'more'} than the sum of each alone"
-
-
 def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     """Whether brake and bias add up in the loss, and what the released brake does to recall."""
     lines = []
@@ -332,7 +326,10 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         every = judged(ds)
         block, found, sure = every[LOSS, str(ds["set"].values[0])]
         told = interval(*found[:3], form="+.3g")
-        line = f"{model}: from block {block} on the interaction on the loss is {told} nat, {_way(found, sure)}"
+        way = f"both together cost {'less' if found.value < 0 else 'more'} than the sum of each alone"
+        line = (
+            f"{model}: from block {block} on the interaction on the loss is {told} nat, {way if sure else 'undecided'}"
+        )
         if "recall_change" in ds:
             change = at_block(ds, outcome=REST).sel(arm="brake off").isel(set=0).values
             line += "; with the brake off there, recall of other pairs than the first changes by "

@@ -323,21 +323,13 @@ def takes_model(function: Callable[Concatenate[View, Rest], Returned]) -> Callab
     @wraps(measure)
     @left
     def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-        view = _taken(model)
-        _renew(view)
+        # Not isinstance(model, View): that reads `identity`, which hashes all weights.
+        view = model if hasattr(model, "spec") and hasattr(model, "residual") else load(model)
+        inner: Any = view
+        while hasattr(inner, "original"):
+            inner = inner.original
+        if hasattr(inner, "renew"):  # a view of a caller's model takes it as it is now
+            inner.renew()
         return measure(view, *args, **kwargs)
 
     return call
-
-
-def _renew(view: Any) -> None:
-    """A view of a caller's model takes it as it is now."""
-    while hasattr(view, "original"):
-        view = view.original
-    if hasattr(view, "renew"):
-        view.renew()
-
-
-def _taken(model: Any) -> View:
-    # Not isinstance(model, View): that reads `identity`, which hashes all weights.
-    return model if hasattr(model, "spec") and hasattr(model, "residual") else load(model)

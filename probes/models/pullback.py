@@ -226,13 +226,10 @@ class Prompt:
 
     def _compare(self, layer: int, cotangents: Tensor, pulled: Tensor, first: int | None, frozen: bool) -> None:
         """Hold a block's product against the model's own, for a mixture of the cotangents [K, 1, rows, d] that it read."""
-        mixed, expected = (self._mixture(x) for x in (cotangents, pulled))
+        weights = self._weights[: len(cotangents)].to(cotangents)
+        mixed, expected = ((weights @ x.permute(1, 2, 0, 3))[None] for x in (cotangents, pulled))
         difference, size = apart(expected, self._whole(layer).vjp(mixed, first, frozen=frozen))
         self._found.append((layer, SLOPE_TOLERANCE[mixed.dtype], difference, size, largest(mixed)))
-
-    def _mixture(self, x: Float[Tensor, "k one rows d"]) -> Float[Tensor, "one one rows d"]:
-        weights = self._weights[: len(x)].to(x)
-        return (weights @ x.permute(1, 2, 0, 3))[None]
 
     def _look(self) -> None:
         """Wait for what was found out about blocks since the last look.

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-from ..run.files import table_lines, write_table
+from ..run.files import atomic
 from .curves import estimate, three_digits
 from .dataset import commands_in, made_with
 
@@ -35,8 +35,12 @@ class Report:
 
 
 def markdown(table: Table) -> list[str]:
-    """The lines of a table in Markdown."""
-    return table_lines(table.columns, table.rows)
+    """The lines of a table in Markdown; what would end a cell or a row is escaped."""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
+
+    return [line(table.columns), f"| {' | '.join(['---'] * len(table.columns))} |", *map(line, table.rows)]
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -105,13 +109,13 @@ def range_told(values: ArrayLike, form: str = ".3g") -> str:
 
 def write_report(report: Report, path: Path, command: str | None = None) -> None:
     """A report as a page in Markdown, under the command that made it: this one, if none is given."""
-    *above, last = report.tables
     command = str(made_with()["command"]) if command is None else command
-    lines = [_code(command)] if command else []
-    lines += [report.described, *(f"- {line}" for line in report.lines)]
-    for table in above:
-        lines += [f"{table.title}:", "\n".join(markdown(table))]
-    write_table(path, report.title, [*lines, f"{last.title}:"], last.columns, last.rows)
+    parts = [f"# {report.title}", *([_code(command)] if command else []), report.described]
+    parts += [f"- {line}" for line in report.lines]
+    for table in report.tables:
+        parts += [f"{table.title}:", "\n".join(markdown(table))]
+    with atomic(path) as temporary:
+        temporary.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _code(command: str) -> str:

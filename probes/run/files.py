@@ -146,24 +146,6 @@ def file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_.@" else "-" for c in name).strip("-.")
 
 
-def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown; what would end a cell or a row is escaped."""
-
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
-
-    return [line(columns), f"| {' | '.join(['---'] * len(columns))} |", *map(line, rows)]
-
-
-def write_table(
-    path: str | Path, title: str, lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """A page in Markdown: a title, lines of text under it, one table."""
-    text = [f"# {title}", "", *(f"{line}\n" for line in lines), *table_lines(columns, rows)]
-    with atomic(path) as temporary:
-        temporary.write_text("\n".join(text) + "\n", encoding="utf-8")
-
-
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Within it, no other process writes below a path; the lock `PATH.lock` goes with the folders made for it."""

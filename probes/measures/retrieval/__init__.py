@@ -375,10 +375,6 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     return panels(results, rows, CAPTION)
 
 
-def _trial(model: Any, tokens: Any) -> xr.Dataset:
-    return retrieval(model, pairs=8, contexts=4, mechanism=2, profile_prompts=1)
-
-
 MEASURE = Measure(
     name="retrieval",
     question="What does a model recall of a list, by the depth at which it stands?",
@@ -396,5 +392,5 @@ MEASURE = Measure(
     chart=chart,
     prompted=False,
     without=("backend",),
-    trials={"retrieval": _trial},
+    trials={"retrieval": lambda model, _: retrieval(model, pairs=8, contexts=4, mechanism=2, profile_prompts=1)},
 )

@@ -21,7 +21,8 @@ def dequantized(data: Tensor, kind: Kind, device: torch.device = CPU) -> Tensor:
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     blocks, values, place = data.view(-1).view(torch.uint8).view(-1, size), _values(kind), device
     if values is None:  # gguf's own, of what no one else knows
-        values, place = partial(_by_numpy, kind), CPU
+        numpy_values: Any = gguf.dequantize
+        values, place = lambda some: torch.from_numpy(numpy_values(some.flatten()[None].numpy(), kind)), CPU
     most = max(1, piece_numbers(place) // numbers)
     made = torch.empty(len(blocks), numbers, device=place)
     for some, into in zip(blocks.to(place).split(most), made.split(most), strict=True):
@@ -57,8 +58,3 @@ def _five_bits(shifted: bool, blocks: Tensor) -> Tensor:
     halves, high = halves.view(torch.float16).float(), (high[:, :, None] >> bits) & 1  # [block, byte, bit]
     codes = torch.cat([low & 15, low >> 4], 1) | (high.flatten(1) << 4)
     return halves[:, :1] * codes + halves[:, 1:] if shifted else halves * (codes.to(torch.int8) - 16)
-
-
-def _by_numpy(kind: Kind, blocks: Tensor) -> Tensor:
-    made: Any = gguf.dequantize(blocks.flatten()[None].numpy(), kind)
-    return torch.from_numpy(made)
