@@ -5,20 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import reference
 import torch
-from reference import (
-    affine,
-    beside_sink,
-    block,
-    centred,
-    expert,
-    fed_forward,
-    masked_logits,
-    normalized,
-    rms,
-    rotated,
-    routed,
-)
 from torch import Tensor
 
 from probes.models.view import Linear, Norm, Parts
@@ -47,7 +35,7 @@ def second_moment_step(
         """P, for one row of a stream (or of queries); without a norm the identity."""
         if norm is None:
             return torch.eye(len(x), dtype=x.dtype)
-        unit = centred(norm, x) / rms(norm, x)
+        unit = reference.centred(norm, x) / reference.rms(norm, x)
         left = torch.eye(len(x), dtype=x.dtype) - torch.outer(unit, unit) / len(x)
         return left - 1 / len(x) if norm.kind == "layer" else left
 
@@ -56,16 +44,18 @@ def second_moment_step(
         if rotary is None:
             return torch.eye(c, dtype=stream.dtype)
         cos, sin = rotary[0][position : position + 1], rotary[1][position : position + 1]
-        return torch.stack([rotated(column[None], cos, sin)[0] for column in torch.eye(c, dtype=stream.dtype)], 1)
+        return torch.stack(
+            [reference.rotated(column[None], cos, sin)[0] for column in torch.eye(c, dtype=stream.dtype)], 1
+        )
 
     # What the block computes on the way up.
     middle = attention_output(parts, stream, rotary)
     read = stream if parts.parallel else middle
-    after = block(parts, stream, rotary)
+    after = reference.block(parts, stream, rotary)
 
     # Feed-forward: K_ik = tr(F_i F_k^T) / d, cross terms of two features left out.
     norm = parts.mlp_norm
-    branch, terms = zip(*(feed_forward_terms(parts, normalized(norm, x)) for x in read), strict=True)
+    branch, terms = zip(*(feed_forward_terms(parts, reference.normalized(norm, x)) for x in read), strict=True)
     projectors, sizes = [projector(norm, x) for x in read], [size(norm, x) for x in read]
     kernel = torch.zeros_like(gram)
     for i in range(length):
@@ -74,7 +64,9 @@ def second_moment_step(
                 kernel[i, k] += (terms[i][name][0] * terms[k][name][0] * terms[i][name][1]).sum()
             kernel[i, k] *= (projectors[i] @ projectors[k]).trace() / d / (d * sizes[i] * sizes[k])
             if parts.post_mlp_norm is not None:
-                kernel[i, k] /= rms(parts.post_mlp_norm, branch[i]) * rms(parts.post_mlp_norm, branch[k])
+                kernel[i, k] /= reference.rms(parts.post_mlp_norm, branch[i]) * reference.rms(
+                    parts.post_mlp_norm, branch[k]
+                )
     between = gram + gram * kernel
     if parts.parallel:
         above, g, s = after, gram, radial
@@ -84,14 +76,14 @@ def second_moment_step(
 
     # Attention.
     norm = parts.attention_norm
-    n1 = [normalized(norm, x) for x in stream]
+    n1 = [reference.normalized(norm, x) for x in stream]
     first_weight = torch.ones(d, dtype=stream.dtype) if norm is None else norm.weight
     projectors, sizes = [projector(norm, x) for x in stream], [size(norm, x) for x in stream]
     turns = [turn(position) for position in range(length)]
     post, weight = torch.ones(length, dtype=stream.dtype), torch.ones(d, dtype=stream.dtype)
     if parts.post_attention_norm is not None:
         added, weight = attention_output(parts, stream, rotary, branch=True), parts.post_attention_norm.weight
-        post = torch.stack([rms(parts.post_attention_norm, x) for x in added])
+        post = torch.stack([reference.rms(parts.post_attention_norm, x) for x in added])
     spread, through = torch.zeros_like(gram), torch.zeros_like(radial)
     g, s = g / torch.outer(post, post), s / post**2
     joint = torch.zeros(d, d, dtype=stream.dtype)
@@ -106,7 +98,7 @@ def second_moment_step(
         # Rotated queries and keys, and their derivative by the normed stream without the norm's weight.
         queries, keys, values, by_query, by_key = [], [], [], [], []
         for j, x in enumerate(n1):
-            q, k, v = (affine(one, x) for one in (parts.q, parts.k, parts.v))
+            q, k, v = (reference.affine(one, x) for one in (parts.q, parts.k, parts.v))
             (q, dq), (k, dk) = (
                 normed_head(one, full, at, w)
                 for one, full, at, w in ((parts.q_norm, q, own, w_q), (parts.k_norm, k, shared, w_k))
@@ -116,11 +108,13 @@ def second_moment_step(
             values.append(v[shared])
             by_query.append(turns[j] @ dq)
             by_key.append(turns[j] @ dk)
-        whole = masked_logits(torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen)
+        whole = reference.masked_logits(
+            torch.stack(queries)[None, None], torch.stack(keys)[None, None], parts.scale, **seen
+        )
         logits = whole[0, 0]
         weighed = logits if measured else torch.where(logits.isfinite(), 0.0, logits)
         weighed = weighed + slopes[head] * torch.arange(length, dtype=stream.dtype)  # up to a row's own
-        pattern = weighed.softmax(-1) if parts.sink is None else beside_sink(weighed, parts.sink[head])
+        pattern = weighed.softmax(-1) if parts.sink is None else reference.beside_sink(weighed, parts.sink[head])
         capped = torch.where(logits.isfinite(), logits, 0.0) / (parts.softcap or math.inf)
         steep = pattern * (1 - capped**2)
         if measured or parts.sink is not None or parts.slopes is not None:  # or all heads' patterns are one
@@ -152,7 +146,7 @@ def second_moment_step(
 
 
 def size(norm: Norm | None, x: Tensor) -> Any:
-    return 1.0 if norm is None else rms(norm, x)
+    return 1.0 if norm is None else reference.rms(norm, x)
 
 
 def normed_head(norm: Norm | None, full: Tensor, at: slice, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,32 +155,32 @@ def normed_head(norm: Norm | None, full: Tensor, at: slice, matrix: Tensor) -> t
         return full[at], matrix
     whole = len(norm.weight) == len(full)  # over all heads at once
     x, weight = (full, norm.weight[at]) if whole else (full[at], norm.weight)
-    unit = (x / rms(norm, x))[at] if whole else x / rms(norm, x)
+    unit = (x / reference.rms(norm, x))[at] if whole else x / reference.rms(norm, x)
     left = torch.eye(len(unit), dtype=unit.dtype) - torch.outer(unit, unit) / len(x)
-    return weight * unit, torch.diag(weight) @ left / rms(norm, x) @ matrix
+    return weight * unit, torch.diag(weight) @ left / reference.rms(norm, x) @ matrix
 
 
 def feed_forward_terms(parts: Parts, n: Tensor) -> tuple[Tensor, dict[str, tuple[Tensor, Any]]]:
     """(output, by term (a [f], |..|^2 |..|^2 [f])) at one normed row; two rows' terms of one name go together."""
     norm, weight = (torch.ones_like(n) if one is None else one.weight for one in (parts.mlp_norm, parts.post_mlp_norm))
-    output = fed_forward(parts, n[None])[0]
+    output = reference.fed_forward(parts, n[None])[0]
     if parts.routing is None:
         lengths = ((weight[:, None] * parts.down.weight) ** 2).sum(0)
-        up = affine(parts.up, n)
+        up = reference.affine(parts.up, n)
         if parts.gate is None:
             terms = {"up": (slope(parts.activation, up), parts.up)}
         else:
-            gate, of_up = affine(parts.gate, n), parts.up_activation or torch.nn.Identity()
+            gate, of_up = reference.affine(parts.gate, n), parts.up_activation or torch.nn.Identity()
             terms = {
                 "gate": (of_up(up) * slope(parts.activation, gate), parts.gate),
                 "up": (parts.activation(gate) * slope(of_up, up), parts.up),
             }
         return output, {key: (a, lengths * ((one.weight * norm) ** 2).sum(1)) for key, (a, one) in terms.items()}
     routing, found = parts.routing, {}
-    for e, w in routed(routing, n).items():
-        own, terms = feed_forward_terms(expert(parts, e), n)
+    for e, w in reference.routed(routing, n).items():
+        own, terms = feed_forward_terms(reference.expert(parts, e), n)
         found |= {f"{e} {key}": (w * a, lengths) for key, (a, lengths) in terms.items()}
-        turned = torch.autograd.functional.jacobian(lambda x, e=e: routed(routing, x)[e], n)
+        turned = torch.autograd.functional.jacobian(lambda x, e=e: reference.routed(routing, x)[e], n)
         found[f"{e} router"] = torch.outer(weight * own, norm * turned), 1.0
     return output, found
 
@@ -197,8 +191,8 @@ def attention_output(
     """The stream after attention was added; or attention's branch alone, before any norm on it."""
     silent = replace(parts, down=Linear(torch.zeros_like(parts.down.weight), None), post_mlp_norm=None)
     if not branch:
-        return block(silent, stream, rotary)
-    return block(replace(silent, post_attention_norm=None), stream, rotary) - stream
+        return reference.block(silent, stream, rotary)
+    return reference.block(replace(silent, post_attention_norm=None), stream, rotary) - stream
 
 
 def turned(radial: Tensor, gram: Tensor, above: Tensor, below: Tensor) -> Tensor:

@@ -24,20 +24,8 @@ from probes.options import Prompts
 from probes.results.dataset import load as load_result
 from probes.results.tables import interval
 from toy import match as layout
+from toy import match_result as told
 from toy.match import MEASURE, Options, match
-from toy.match_result import (
-    MATCHED,
-    agreements,
-    clean,
-    errors,
-    others_of,
-    points_of,
-    profiles,
-    samples,
-    sentences,
-    tables,
-    toys_learnt,
-)
 from toy.matching import QUICK, Matching, Settings, frequencies, strength
 from toy.model import initial
 from toy.view import Toy
@@ -78,7 +66,7 @@ def test_files_and_the_layout_that_the_module_states(done):
         assert list(ds.variant.values) == ["matched", *ablations]
         assert list(ds.training.values) == ["init", "retrieval"]
         assert ds.toy_elasticity.dims == ("variant", "training", "toy_seed", "toy_prompt", "point")
-        assert [points_of(ds, training) for training in ds.training.values] == [LENGTH, 9]
+        assert [told.points_of(ds, training) for training in ds.training.values] == [LENGTH, 9]
         assert all(one.attrs["long_name"] and one.attrs["units"] for one in ds.data_vars.values())
     ape, bee = results["ape"], results["bee"]
     assert np.nanmin(ape.toy_target) == 1  # the first token, which all share, counts as BOS
@@ -106,9 +94,11 @@ def test_models_and_toys_are_measured_as_by_the_probes(ape, tmp_path, done):
             np.testing.assert_allclose(ds[f"model_{name}"].sel(state=state, seed=seed), expected[name], rtol=1e-4)
     assert np.isnan(ds.model_sensitivity.sel(state="pretrained", seed=1)).all()
     toys = maker.toys(layout.planned(model, tokens, maker), tmp_path)
-    members = [one for one in toys[MATCHED, "retrieval"] if one.seed == 1]
+    members = [one for one in toys[told.MATCHED, "retrieval"] if one.seed == 1]
     each = [jacobian(one.view, one.prompts).elasticity.values for one in members if one.prompts is not None]
-    found = ds.toy_elasticity.sel(variant=MATCHED, training="retrieval").isel(toy_seed=1, toy_prompt=slice(4))[:, :9]
+    found = ds.toy_elasticity.sel(variant=told.MATCHED, training="retrieval").isel(toy_seed=1, toy_prompt=slice(4))[
+        :, :9
+    ]
     np.testing.assert_allclose(found, np.prod(each, axis=0) ** (1 / len(each)), rtol=1e-4)
     fresh = toys["no positions", "init"][0]
     found = ds.toy_elasticity.sel(variant="no positions", training="init").isel(toy_seed=0)
@@ -135,7 +125,7 @@ def test_toys_of_gemma_3_have_its_norms_and_strengths(ape):
     config, tokens = families.small("gemma3_text", num_key_value_heads=1), ape[1]
     model = load(families.build(config).eval())
     plan = layout.planned(model, tokens, Matching(SETTINGS, "cpu"))
-    a = plan.fresh[MATCHED]
+    a = plan.fresh[told.MATCHED]
     assert (a.kv_heads, a.norm, a.qk_norm, a.post_norm, a.window) == (1, "rms", True, True, None)
     assert [note.partition(";")[0] for note in plan.notes] == [
         "blocks with and without a window differ",
@@ -162,38 +152,40 @@ def test_agreement_and_shape_of_toys_are_those_of_elasticities_in_the_result(don
     ds = done[1]["ape"]
     own = ds.model_elasticity.sel(state="pretrained").values[:1].astype(float)
     toys = ds.toy_elasticity.sel(variant="matched", training="retrieval").values.astype(float)[..., :9]
-    assert "retrieval toy" not in agreements(ds, "pretrained")  # after four steps
+    assert "retrieval toy" not in told.agreements(ds, "pretrained")  # after four steps
     ds = knowing(ds)
-    held = agreements(ds, "pretrained")["retrieval toy"]
+    held = told.agreements(ds, "pretrained")["retrieval toy"]
     assert held == pytest.approx(agreement(own, toys))
-    (row,) = (row for row in tables({"": ds})[2].rows if row[0] == "last" and row[2] == "retrieval")
+    (row,) = (row for row in told.tables({"": ds})[2].rows if row[0] == "last" and row[2] == "retrieval")
     assert row[3:5] == [interval(*shape(x, runs=x is toys).last[:3]) for x in (own, toys)]
-    error = errors(ds).sel(state="pretrained", other="retrieval toy")
+    error = told.errors(ds).sel(state="pretrained", other="retrieval toy")
     assert error.values.tolist() == [held.error, held.error_low, held.error_high]
 
 
 def test_fresh_weights_are_held_against_fresh_toys_and_what_is_not_there_is_left_out(done):
     ds = done[1]["ape"]
-    assert "retrieval toy" not in others_of(ds, "init")
-    assert {"retrieval toy", "toy init", "model at init", "no residual, toy init"} <= set(others_of(ds, "pretrained"))
-    assert samples(ds, ("no residual", "retrieval"), "init") is None
+    assert "retrieval toy" not in told.others_of(ds, "init")
+    assert {"retrieval toy", "toy init", "model at init", "no residual, toy init"} <= set(
+        told.others_of(ds, "pretrained")
+    )
+    assert told.samples(ds, ("no residual", "retrieval"), "init") is None
     some = np.arange(1.0, 25).reshape(2, 3, 4)  # beside longer and more
-    np.testing.assert_array_equal(clean(np.pad(some, ((0, 1), (0, 2), (0, 3)), constant_values=np.nan)), some)
+    np.testing.assert_array_equal(told.clean(np.pad(some, ((0, 1), (0, 2), (0, 3)), constant_values=np.nan)), some)
 
 
 def test_toys_that_have_not_learnt_are_not_compared(done):
-    agreeing, training, ingredients = tables(done[1])
+    agreeing, training, ingredients = told.tables(done[1])
     learnt = {row[-1] for row in training.rows}
     assert learnt <= {"not trained", "partly trained"}  # in so few steps
     idle = [row for row in agreeing.rows if "retrieval" in row[2]]
     assert all(cell == "-" for row in idle for cell in row[3:])
     assert {row[4] for row in ingredients.rows if row[2] == "retrieval"} <= learnt
-    assert sum("have not learnt retrieval" in line for line in sentences(done[1])) == 2
+    assert sum("have not learnt retrieval" in line for line in told.sentences(done[1])) == 2
     ds = knowing(done[1]["ape"])
-    assert toys_learnt(ds, "matched", "retrieval") == "trained"  # and are compared
-    rows = tables({"ape": ds})[0].rows
+    assert told.toys_learnt(ds, "matched", "retrieval") == "trained"  # and are compared
+    rows = told.tables({"ape": ds})[0].rows
     assert [row[3] == "-" for row in rows if row[2] == "retrieval toy"] == [False]
-    for line in profiles(ds, "pretrained"):  # each over its geometric mean, at the points of the shortest
+    for line in told.profiles(ds, "pretrained"):  # each over its geometric mean, at the points of the shortest
         assert np.log(taken_at(np.asarray(line.y), 9)).mean() == pytest.approx(0, abs=1e-9)
 
 

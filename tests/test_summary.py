@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from probes.errors import InputError
-from probes.results.curves import (
-    band,
-    relative_error,
-    rms_log_error,
-    rms_profile,
-    rms_profiles,
-    smooth,
-    smooth_between,
-    spearman,
-)
+from probes.results import curves
 from probes.results.ushape import NUMBERS, numbers, shape_of
 
 
@@ -30,7 +21,7 @@ def test_shape_matches_its_definition(curve):
     found, expected = shape_of(curve), reference.ushape(curve)
     for name in NUMBERS:
         assert getattr(found, name) == pytest.approx(expected[name], rel=1e-12)
-    smoothed = smooth(curve)  # two minima equal up to rounding may be told apart either way
+    smoothed = curves.smooth(curve)  # two minima equal up to rounding may be told apart either way
     assert smoothed[found.trough] == pytest.approx(smoothed[int(expected["trough"])], rel=1e-12)
     assert found.trough_fraction == found.trough / (len(curve) - 1)
 
@@ -56,21 +47,21 @@ def test_shape_of_a_known_curve():
 def test_smoothing_averages_about_a_twentieth_and_leaves_lines_alone():
     spike = np.zeros(256)
     spike[100] = 13.0
-    assert np.flatnonzero(smooth(spike)).tolist() == list(range(94, 107))
-    np.testing.assert_allclose(smooth(spike)[94:107], 1.0)
-    np.testing.assert_allclose(smooth(np.arange(256.0)), np.arange(256.0))
+    assert np.flatnonzero(curves.smooth(spike)).tolist() == list(range(94, 107))
+    np.testing.assert_allclose(curves.smooth(spike)[94:107], 1.0)
+    np.testing.assert_allclose(curves.smooth(np.arange(256.0)), np.arange(256.0))
     inside = np.random.default_rng(0).uniform(1, 2, 98)
-    np.testing.assert_allclose(smooth_between([50, *inside, 80]), [50, *smooth(inside), 80])
-    np.testing.assert_array_equal(smooth_between([3.0, 4.0]), [3, 4])
+    np.testing.assert_allclose(curves.smooth_between([50, *inside, 80]), [50, *curves.smooth(inside), 80])
+    np.testing.assert_array_equal(curves.smooth_between([3.0, 4.0]), [3, 4])
 
 
 def test_curves_of_other_lengths_or_with_gaps_are_not_compared():
     with pytest.raises(InputError, match="2 and 3 points"):
-        spearman([1.0, 2.0], [1.0, 2.0, 3.0])
-    for compared in (spearman, rms_log_error):
+        curves.spearman([1.0, 2.0], [1.0, 2.0, 3.0])
+    for compared in (curves.spearman, curves.rms_log_error):
         with pytest.raises(InputError, match="not finite"):
             compared([1.0, math.nan], [1.0, 2.0])
-    assert math.isnan(relative_error([1.0, math.nan], [1.0, 2.0]))
+    assert math.isnan(curves.relative_error([1.0, math.nan], [1.0, 2.0]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,9 +69,9 @@ def test_curves_of_other_lengths_or_with_gaps_are_not_compared():
 def test_spearman_is_the_correlation_of_ranks(pairs):
     a, b = (list(map(float, values)) for values in zip(*pairs, strict=True))
     if len(set(a)) == 1 or len(set(b)) == 1:
-        assert math.isnan(spearman(a, b))
+        assert math.isnan(curves.spearman(a, b))
     else:
-        assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
+        assert curves.spearman(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
 
 
 def test_rms_log_error_of_known_curves():
@@ -96,21 +87,21 @@ def test_rms_log_error_of_known_curves():
         ([0.0, 2.0, 4.0], [0.0, 1.0, 2.0], True, 0),
         ([0.0, 0.0], [0.0, 0.0], True, 0),
     ):
-        assert rms_log_error(one, other, free_scale=free) == pytest.approx(error, abs=1e-12)
+        assert curves.rms_log_error(one, other, free_scale=free) == pytest.approx(error, abs=1e-12)
 
 
 def test_rms_profile_averages_squares():
-    found = rms_profile([[3.0, 0.0], [4.0, 0.0]], [[0.1, 0.2], [0.2, 0.0]])
+    found = curves.rms_profile([[3.0, 0.0], [4.0, 0.0]], [[0.1, 0.2], [0.2, 0.0]])
     mean = math.sqrt((9 + 16) / 2)
     np.testing.assert_allclose(found.mean, [mean, 0])
     np.testing.assert_allclose(found.stderr, [math.hypot(0.3, 0.8) / (2 * mean), 0])
     np.testing.assert_allclose(found.spread, [math.sqrt(0.5), 0])
-    assert np.isnan(rms_profile([[3.0, 0.0]]).spread).all()
-    assert not rms_profile([[3.0, 0.0]]).stderr.any()
+    assert np.isnan(curves.rms_profile([[3.0, 0.0]]).spread).all()
+    assert not curves.rms_profile([[3.0, 0.0]]).stderr.any()
 
 
 def test_band():
-    found = band([[1.0, 0.0, 5.0], [math.nan] * 3, [4.0, 2.0, 5.0]])
+    found = curves.band([[1.0, 0.0, 5.0], [math.nan] * 3, [4.0, 2.0, 5.0]])
     np.testing.assert_allclose(found, [[2, 0, 5], [1, 0, 5], [4, 2, 5]])
 
 
@@ -120,11 +111,11 @@ def test_profiles_come_by_condition_and_seed():
     dims = ("condition", "seed", "prompt", "position")
     coords = {"condition": ["pretrained", "init"], "seed": [5, 6, 7]}
     both = xr.Dataset({"sensitivity": (dims, values), "stderr": (dims, values / 10)}, coords=coords)
-    found = rms_profiles(both)
+    found = curves.rms_profiles(both)
     assert {condition: len(runs) for condition, runs in found.items()} == {"pretrained": 1, "init": 3}
     np.testing.assert_allclose([run.mean[0] for run in found["init"]], [1, 2, 3])
     np.testing.assert_allclose(found["init"][1].stderr, 0.2 / math.sqrt(4))
     for one in (both.sel(condition="init"), both.sel(condition="init").isel(seed=2), both.isel(seed=2)):
-        np.testing.assert_allclose(rms_profiles(one)["init"][-1].mean, 3)
+        np.testing.assert_allclose(curves.rms_profiles(one)["init"][-1].mean, 3)
     single = xr.Dataset({"sensitivity": (dims[2:], np.ones((2, 9)))}, attrs={"condition": "init", "seed": 4})
-    assert {condition: len(runs) for condition, runs in rms_profiles(single).items()} == {"init": 1}
+    assert {condition: len(runs) for condition, runs in curves.rms_profiles(single).items()} == {"init": 1}

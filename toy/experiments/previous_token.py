@@ -29,28 +29,9 @@ from .. import checks
 from ..model import Architecture, PositionalSwitch
 from ..tasks import Copying
 from ..train import Run, Trained
+from . import reading as read
 from .copied import at_step, bag, evaluated, spikes
 from .experiment import Work
-from .reading import (
-    ONE_RUN,
-    OVER_RUNS,
-    Ruled,
-    around,
-    as_drawn,
-    courses,
-    grows,
-    judge,
-    lies,
-    means,
-    of_runs,
-    over,
-    places,
-    setting,
-    state,
-    tell,
-    together,
-    under,
-)
 from .sweep import Measure, Part, filled, sweep
 
 RELATIVE = "(perplexity - 1) / V"
@@ -246,7 +227,7 @@ WITHIN = 3.0  # factor within which a relative perplexity agrees: half a decade 
 
 def reader(ds: xr.Dataset, name: str) -> xr.DataArray:
     """The perplexity that a reader without positions has: the best one, and the published bound."""
-    v, c = setting(ds, "vocabulary"), setting(ds, "context")
+    v, c = read.setting(ds, "vocabulary"), read.setting(ds, "context")
     return xr.DataArray({BEST: math.exp(bag(v, c - 1)), BOUND: v * (c - 2) / (c - 1)}[name])
 
 
@@ -286,7 +267,7 @@ CELLS = Headline(f"{RELATIVE} in the post's settings", lambda ds: ds["relative_p
 SIZE = Headline(RELATIVE, lambda ds: ds["relative_by_size"], ratio=True)
 # Committed results count them by parts of the training.
 SPIKES = Headline("spikes of the loss", lambda ds: ds["spikes"].sum({"rate_step"} & {*ds["spikes"].dims}))
-OFFSETS = Headline("perplexity by token", lambda ds: 1 + setting(ds, "vocabulary") * ds["relative_by_target"])
+OFFSETS = Headline("perplexity by token", lambda ds: 1 + read.setting(ds, "vocabulary") * ds["relative_by_target"])
 BOUND, BEST = "V (C-2) / (C-1)", "best reader blind to order"
 HEADLINES = (
     *(END, STAY, SIGNS, FORM),
@@ -309,14 +290,14 @@ def _perplexities(cell: Axes, ds: xr.Dataset) -> None:
     """By step, with what readers without positions have."""
     kinds = {"none": "no positions", "learned": "learned positions"}
     perplexity = ds["perplexity"].sel(MAIN).isel(step=slice(1, None))
-    courses(cell, perplexity, "step", "positional", kinds, colors=(BLUE, VERMILLION), log=True)
+    read.courses(cell, perplexity, "step", "positional", kinds, colors=(BLUE, VERMILLION), log=True)
     _readers(cell, ds)
     cell.set(xscale="log", xlabel="step")
 
 
 def _blind(cell: Axes, ds: xr.Dataset) -> None:
     """By width, between the published bound and the real one."""
-    courses(cell, ds["blind_perplexity"].expand_dims("all"), "blind_width", "all", {0: ""}, log=True, marker="o")
+    read.courses(cell, ds["blind_perplexity"].expand_dims("all"), "blind_width", "all", {0: ""}, log=True, marker="o")
     _readers(cell, ds)
     cell.set(xlabel="width")
 
@@ -352,42 +333,44 @@ PERPLEXITY = "previous-token task's perplexity"
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """The statements of [Liu-4], judged; those about its plateau in its setting alone."""
-    post = (setting(ds, "vocabulary"), setting(ds, "context")) == (30, 4)
-    return judge(liu, ds if post else ds.drop_vars(["perplexity", "blind_perplexity"], errors="ignore"))
+    post = (read.setting(ds, "vocabulary"), read.setting(ds, "context")) == (30, 4)
+    return read.judge(liu, ds if post else ds.drop_vars(["perplexity", "blind_perplexity"], errors="ignore"))
 
 
-def ends(positional: str, value: float) -> Ruled:
+def ends(positional: str, value: float) -> read.Ruled:
     """Where a curve ends."""
-    return lies(END, as_drawn(value, NEAR * value, value / 2), MAIN | {"positional": positional}, ONE_RUN)
+    return read.lies(
+        END, read.as_drawn(value, NEAR * value, value / 2), MAIN | {"positional": positional}, read.ONE_RUN
+    )
 
 
 _claim = f"Without positional embeddings the {PERPLEXITY} stalls at about {STALL:g}, then at about 20.6 {SMALL}."
-state(liu, "stalls", _claim, lies(STAY, over(STALLED)), ends("none", 20.6), published=f"{STALL:g}, 20.6")
+read.state(liu, "stalls", _claim, read.lies(STAY, read.over(STALLED)), ends("none", 20.6), published=f"{STALL:g}, 20.6")
 _claim = f"With learned positional embeddings the {PERPLEXITY} falls to about 1 {SMALL}."
-state(liu, "solved", _claim, ends("learned", 1.0), published="1")
+read.state(liu, "solved", _claim, ends("learned", 1.0), published="1")
 _claim = f"{TASK} V (C-2)/(C-1) = 20 bounds the perplexity that can be had without positions (V = 30, C = 4)."
-state(liu, "bound", _claim, lies(BLIND, over(20), by=f"{OVER_RUNS}, at every width"), kind="ours")
+read.state(liu, "bound", _claim, read.lies(BLIND, read.over(20), by=f"{read.OVER_RUNS}, at every width"), kind="ours")
 _claim = (
     f"{TASK} (C = 4) the position asked for, p_-1, is negative along the separation direction s, and p_0, p_-2, p_-3 are "
     "positive (up to s -> -s)."
 )
-state(liu, "separation", _claim, lies(SIGNS, over(0)))
+read.state(liu, "separation", _claim, read.lies(SIGNS, read.over(0)))
 _claim = f"{TASK} s W_Q W_K^T s < 0 along the separation direction s"
 _claim += " (-1.1 for s = (1, 1), which is -0.56 for the unit vector)."
-state(liu, "bilinear-form", _claim, lies(FORM, under(0)), published="-1.1")
+read.state(liu, "bilinear-form", _claim, read.lies(FORM, read.under(0)), published="-1.1")
 
 
 def agrees(ds: xr.Dataset, cell: Cell) -> Told:
     """Agreement in any variant at any batch size, on the logarithmic axis that the number was read off."""
     trained, value = PUBLISHED[cell]
     parts = {}
-    for (batch, *switches), of in places(of_runs(CELLS, ds, {"cell": cell.name}), "batch", *MAIN):
+    for (batch, *switches), of in read.places(read.of_runs(CELLS, ds, {"cell": cell.name}), "batch", *MAIN):
         if of.notnull().any():
-            runs = {place: one_more(mean) for place, mean in means(of).items()}
+            runs = {place: one_more(mean) for place, mean in read.means(of).items()}
             name = ", ".join((f"batch {batch}", *map(" ".join, zip(MAIN, switches, strict=True))))
-            parts[name] = tell(runs, drawn, *map(math.log, (value, WITHIN, WIDEST)), change=math.exp)
-    words, test = together(parts, some)
-    steps = int(setting(ds, "rate_steps" if trained == LONGER else "steps"))  # what stands for the post's
+            parts[name] = read.tell(runs, drawn, *map(math.log, (value, WITHIN, WIDEST)), change=math.exp)
+    words, test = read.together(parts, some)
+    steps = int(read.setting(ds, "rate_steps" if trained == LONGER else "steps"))  # what stands for the post's
     return (words, test) if steps == trained else (f"{words}, after {steps:,} steps", None)
 
 
@@ -407,23 +390,28 @@ for _cell, (_trained, _published) in PUBLISHED.items():
     liu(_name, "", _text, rule=AGREES, published=_value, cell=_cell)(agrees)
 
 
-def less(one: int, other: int) -> Ruled:
+def less(one: int, other: int) -> read.Ruled:
     """One of the published settings has the smaller number."""
     cells = [{"cell": cell.name} for cell in PUBLISHED]
-    return grows(CELLS, [cells[one], cells[other]], {"batch": 128} | MAIN)
+    return read.grows(CELLS, [cells[one], cells[other]], {"batch": 128} | MAIN)
 
 
 _two = {"width": 2}  # of which the post says it; at width 10 all numbers lie at the floor of float32
 _text = f"{TASK} {RELATIVE} grows with V (width 2)."
-state(liu, "larger-vocabulary", _text, grows(SIZE, [{"vocabulary": size} for size in (10, 30, 100)], _two))
+read.state(liu, "larger-vocabulary", _text, read.grows(SIZE, [{"vocabulary": size} for size in (10, 30, 100)], _two))
 _text, _sizes = f"{TASK} {RELATIVE} grows with C (width 2).", [{"context": size} for size in (4, 10)]
-state(liu, "longer-context", _text, less(0, 1), grows(SIZE, _sizes, _two))
+read.state(liu, "longer-context", _text, less(0, 1), read.grows(SIZE, _sizes, _two))
 _text, _widths = f"{TASK} width 10 does far better than width 2, whatever V and C.", [{"width": 10}, _two]
-state(liu, "wider", _text, less(2, 0), grows(SIZE, _widths))
+read.state(liu, "wider", _text, less(2, 0), read.grows(SIZE, _widths))
 _text = f"{TASK} learning rate 0.1 does better than 0.01 at V = 30, and worse at V = 100."
-state(liu, "fast", _text, less(3, 0), less(4, 5))
+read.state(liu, "fast", _text, less(3, 0), less(4, 5))
 _claim = f"{TASK} at V = 100, C = 4, width 2 the loss has a spike at learning rate 0.1 (near step 6,000)."
 _fast = {"rate_vocabulary": 100, "learning_rate": 0.1, "schedule": "constant"}
-state(liu, "spike", _claim, lies(SPIKES, over(0), _fast), published="near step 6,000")
+read.state(liu, "spike", _claim, read.lies(SPIKES, read.over(0), _fast), published="near step 6,000")
 _claim = f"Any fixed offset other than the {TASK[7:]}'s is learned as well (C = 4)."
-state(liu, "offsets", _claim, lies(OFFSETS, around(1), {"offset_context": 4}, f"{OVER_RUNS}, at every offset"))
+read.state(
+    liu,
+    "offsets",
+    _claim,
+    read.lies(OFFSETS, read.around(1), {"offset_context": 4}, f"{read.OVER_RUNS}, at every offset"),
+)

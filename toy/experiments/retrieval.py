@@ -30,24 +30,9 @@ from .. import checks
 from ..model import Architecture, AttentionSwitch
 from ..tasks import Copying
 from ..train import Run
+from . import reading as read
 from .copied import bag, scored
 from .experiment import Work
-from .reading import (
-    ONE_RUN,
-    as_drawn,
-    change,
-    courses,
-    grows,
-    judge,
-    known,
-    lies,
-    need,
-    over,
-    places,
-    setting,
-    state,
-    under,
-)
 from .sweep import Measure, Part, axes, filled, sweep
 
 PARTS = 20  # of a training, whose losses' means tell whether it has converged
@@ -179,14 +164,14 @@ BREAKS = 0.1  # nats; what a plateau that is broken falls by at least: some five
 
 def softmax(ds: xr.Dataset) -> bool:
     """Whether a result's models have softmax attention, as those of the source do."""
-    return setting(ds, "attention", "softmax") == "softmax"
+    return read.setting(ds, "attention", "softmax") == "softmax"
 
 
 def published(ds: xr.Dataset) -> xr.DataArray:
     """The published curves [*KIND, target], NaN where there is none; a `KeyError` for other attention."""
-    need(softmax(ds))
+    read.need(softmax(ds))
     values = xr.full_like(ds["loss"].isel(seed=0, drop=True), np.nan, float)
-    for kind, _ in places(values.isel(target=0), *KIND):
+    for kind, _ in read.places(values.isel(target=0), *KIND):
         if kind in PUBLISHED:
             values.loc[dict(zip(KIND, kind, strict=True))] = np.array(PUBLISHED[kind])[ds["target"].values]
     return values
@@ -197,7 +182,7 @@ def roughness(loss: xr.DataArray, shared: bool = False) -> xr.DataArray:
 
     `shared`: counted with the sign that the mean of the other seeds has; what is scatter of the seeds averages out.
     """
-    need(loss.sizes["target"] == SIZE)
+    read.need(loss.sizes["target"] == SIZE)
     bends = loss.sortby("target").isel(target=slice(1, -1)).diff("target", 2)
     return (bends * np.sign(bends.sum("seed") - bends)).mean("target") if shared else abs(bends).mean("target")
 
@@ -214,7 +199,7 @@ def of_targets(ds: xr.Dataset, run: bool) -> xr.DataArray:
 LOSS = Headline("loss, nats", lambda ds: ds["loss"].sortby("target"), form=".2f")
 HEADLINES = (
     *(LOSS, Headline("least loss of a reader who knows", lambda ds: ds["limit"].sortby("target"), form=".3f")),
-    Headline("models trained on", lambda ds: (ds["trained"] > setting(ds, "steps")).sum("target"), form=".0f"),
+    Headline("models trained on", lambda ds: (ds["trained"] > read.setting(ds, "steps")).sum("target"), form=".0f"),
     Headline("models whose loss still falls", lambda ds: (ds["fall"] > STILL).sum("target"), form=".0f"),
     Headline("change of the loss by longer training", lambda ds: (ds["loss"] - ds["loss_first"]).mean("target")),
     Headline("roughness of a run", lambda ds: roughness(ds["loss"]), form=".2f"),
@@ -233,12 +218,12 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
     ends = {tuple(int(ds[dim][end]) for dim in KIND[2:]) for end in (0, -1)}
     shown = list(product(ds["width"].values.tolist()[:2], sorted(ends)))
     figure, cells = sheet(-(-len(shown) // 2), min(2, len(shown)), caption=CAPTION.format(ds.sizes["seed"]))
-    curve: Any = known(published, ds)
+    curve: Any = read.known(published, ds)
     for cell, (width, (residual, feed_forward)) in zip(cells.flat, shown, strict=False):
         at = {"width": width, "residual": residual, "feed_forward": feed_forward}
         names = {n: f"{n} layer{'s' * (n > 1)}" for n in ds["layers"].values.tolist()}
         colors = [COLORS.get(n, BLUE) for n in names]
-        courses(cell, LOSS.of(ds).sel(at), "target", "layers", names, colors=colors, marker="o")
+        read.courses(cell, LOSS.of(ds).sel(at), "target", "layers", names, colors=colors, marker="o")
         for n, color in zip(names, colors, strict=True) if curve is not None else ():
             ring = cast(Any, curve).sel(at | {"layers": n})
             curves(cell, [Series("", ring, color, x=ring["target"], line="", marker="o", filled=False)])
@@ -262,13 +247,13 @@ PLAIN, STREAM, BOTH = ({"residual": r, "feed_forward": f} for r, f in ((0, 0), (
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """Statements of [Liu-7] about its curves; of other attention than softmax it says nothing."""
-    return judge(liu, ds if softmax(ds) else ds.drop_vars("loss"))
+    return read.judge(liu, ds if softmax(ds) else ds.drop_vars("loss"))
 
 
 def before_last(ds: xr.Dataset) -> xr.DataArray:
     """Losses at the targets before the last position, rising."""
     rising = np.sort(ds["target"][ds["target"] < SIZE - 1])
-    need(rising.size > 1)
+    read.need(rising.size > 1)
     return ds["loss"].sel(target=rising)
 
 
@@ -323,8 +308,8 @@ _claim = (
     "In the retrieval task (which token stands at position k of 10) 1 layer without positional encoding cannot tell apart "
     "the tokens before the last, so it cannot retrieve any k <= 8."
 )
-_blind = lies(BEYOND, over(-AGREES), {"layers": 1}, by="by 95 % intervals over sequences")
-state(liu, "one-layer-blind", _claim, _blind, kind="theorem")
+_blind = read.lies(BEYOND, read.over(-AGREES), {"layers": 1}, by="by 95 % intervals over sequences")
+read.state(liu, "one-layer-blind", _claim, _blind, kind="theorem")
 for (_depth, _width, *_switches), _curve in PUBLISHED.items():
     _number = ", ".join(f"{loss:.2f}" for loss in _curve)
     _named = [name for name, on in zip(("residual", "feed-forward"), _switches, strict=True) if on]
@@ -333,18 +318,26 @@ for (_depth, _width, *_switches), _curve in PUBLISHED.items():
     _models += f" with {' and '.join(_parts)}" * bool(_parts) + (" have" if _depth > 1 else " has")
     _id, _claim = "-".join([f"depth-{_depth}-width-{_width}", *_named]), f"{TASK} {_models} the published loss over k."
     _at: Any = dict(zip(KIND, (_depth, _width, *_switches), strict=True))
-    state(liu, _id, _claim, lies(OFF, as_drawn(0, AGREES, WIDEST), _at, ONE_RUN), published=f"{_number} nats")
+    read.state(
+        liu,
+        _id,
+        _claim,
+        read.lies(OFF, read.as_drawn(0, AGREES, WIDEST), _at, read.ONE_RUN),
+        published=f"{_number} nats",
+    )
 _at = {"layers": 2} | PLAIN
 _two, _easier = f"{TASK} 2 layers of width 2 and 10", "the first and the last token are easier than any between."
 _claim = f"{_two} differ in kind from 1 layer: they tell positions apart (k = 0)."
-state(liu, "two-layers-see-order", _claim, lies(SEES, under(0), _at))
+read.state(liu, "two-layers-see-order", _claim, read.lies(SEES, read.under(0), _at))
 _claim = f"{_two} find the first token the easiest of those before the last, and their loss grows with k."
-state(liu, "primacy", _claim, lies((FIRST, GROWS), over(0), _at))
-state(liu, "lost-in-the-middle", f"{_two} are lost in the middle: {_easier}", lies(LOST, over(0), _at))
+read.state(liu, "primacy", _claim, read.lies((FIRST, GROWS), read.over(0), _at))
+read.state(liu, "lost-in-the-middle", f"{_two} are lost in the middle: {_easier}", read.lies(LOST, read.over(0), _at))
 _claim = f"{TASK} 3 layers of width 2 and 10 are lost in the middle as 2 are: {_easier}"
-state(liu, "three-layers-lost-in-the-middle", _claim, lies(LOST, over(0), _at | {"layers": 3}))
+read.state(liu, "three-layers-lost-in-the-middle", _claim, read.lies(LOST, read.over(0), _at | {"layers": 3}))
 _claim = f"{TASK} residual streams, then a feed-forward, break the plateau of the loss over k (3 layers, width 10)."
-_broken = [lies(change(MIDDLE, *sides), under(-BREAKS), DEEP) for sides in ((PLAIN, STREAM), (STREAM, BOTH))]
-state(liu, "plateau-broken", _claim, *_broken)
+_broken = [
+    read.lies(read.change(MIDDLE, *sides), read.under(-BREAKS), DEEP) for sides in ((PLAIN, STREAM), (STREAM, BOTH))
+]
+read.state(liu, "plateau-broken", _claim, *_broken)
 _claim = f"{TASK} residual streams and a feed-forward give the curve of loss over k spikes where it had a plateau"
-state(liu, "spiky", f"{_claim} (3 layers, width 10).", grows(SHARED, [PLAIN, BOTH], DEEP))
+read.state(liu, "spiky", f"{_claim} (3 layers, width 10).", read.grows(SHARED, [PLAIN, BOTH], DEEP))

@@ -22,23 +22,7 @@ from probes.claims.rules import QUARTER, Told, above, between
 from probes.measure import Headline
 from probes.theory.rollout import decay_peak, rope_peak, turned_rates
 
-from .reading import (
-    OVER_RUNS,
-    TINY,
-    Bound,
-    courses,
-    each,
-    judge,
-    lies,
-    need,
-    over,
-    places,
-    setting,
-    state,
-    together,
-    under,
-    within,
-)
+from . import reading as read
 from .walks import QUICK as QUICK
 from .walks import ROUNDING, SUMMED, TURNING, directions, path_peaks
 from .walks import Settings as Settings
@@ -59,7 +43,7 @@ def fresh(ds: xr.Dataset, *kinds: str) -> xr.Dataset:
     for dim, starts in {"source": ("fresh",), "case": kinds}.items():
         if starts:
             ds = ds.sel({dim: [name for name in ds[dim].values.tolist() if name.startswith(tuple(starts))]})
-            need(ds.sizes[dim])
+            read.need(ds.sizes[dim])
     return ds
 
 
@@ -87,7 +71,7 @@ def by_course(function: Callable[[np.ndarray], float], masses: xr.DataArray) -> 
 
 def crossing(ds: xr.Dataset, window: int) -> int:
     """ceil((N-1) / (w-1)): blocks that it takes to come from the last position to the first."""
-    return -(-(setting(ds, "length") - 1) // (window - 1))
+    return -(-(read.setting(ds, "length") - 1) // (window - 1))
 
 
 def top(masses: xr.DataArray) -> xr.DataArray:
@@ -164,14 +148,14 @@ HALF = "within the first half of the text"
 
 def claims(ds: xr.Dataset) -> list[Claim]:
     """Theorems 4.1 to 4.7, their bounds on all toys and their statements on fresh ones, and what goes beyond."""
-    return [*judge(theorem, ds), *judge(further, ds)]
+    return [*read.judge(theorem, ds), *read.judge(further, ds)]
 
 
 def bounded(ds: xr.Dataset, of: Sequence[str], cases: Sequence[str]) -> Told:
     """No number beyond its bound, of these variables under these masks and encodings."""
     ds = fresh(ds, *cases)
     beyond, compared = (int(sum(ds[f"{name}{what}"].sum() for name in of)) for what in ("violations", "checked"))
-    need(compared)
+    read.need(compared)
     return f"{beyond:,} of {compared:,} numbers beyond", beyond == 0
 
 
@@ -223,37 +207,37 @@ further("app-i-planes-bound", "App. I", _claim, **_given)(bounded)
     "4.1-limit",
     "Thm 4.1",
     rule=f"in fresh toys of every logit size less than {CONVERGED:g} of the mass is beyond the first token at the top, and "
-    f"the rates of both halves of its course over layers agree within a factor of {STEADY:g}, {OVER_RUNS}",
+    f"the rates of both halves of its course over layers agree within a factor of {STEADY:g}, {read.OVER_RUNS}",
 )
 def _(ds: xr.Dataset) -> Told:
     """Under a causal mask all mass of the rollout goes to the first token, exponentially in depth."""
     masses = fresh(ds).sel(case="causal", drop=True)["outside"]
     ratio = by_course(halves, masses)
-    need(top(masses).notnull().any())
-    left = each(-top(masses), above, -CONVERGED)
+    read.need(top(masses).notnull().any())
+    left = read.each(-top(masses), above, -CONVERGED)
     if not np.isfinite(ratio).all():
         return left[0], None
-    return together({"minus the mass": left, "rates' ratio": each(ratio, between, 1 / STEADY, STEADY)})
+    return read.together({"minus the mass": left, "rates' ratio": read.each(ratio, between, 1 / STEADY, STEADY)})
 
 
 def windows(ds: xr.Dataset) -> dict[int, xr.DataArray]:
     """Masses [source, seed, layer] of fresh toys, by window."""
-    return {int(case.split()[1]): of for (case,), of in places(fresh(ds, "window")["outside"], "case")}
+    return {int(case.split()[1]): of for (case,), of in read.places(fresh(ds, "window")["outside"], "case")}
 
 
 @theorem(
     "4.2-limit",
     "Thm 4.2",
     rule="under every window that the toys are deep enough for, the mass beyond the first token has fallen by a tenth or "
-    f"more since the text was first crossed, {OVER_RUNS} of its logarithm",
+    f"more since the text was first crossed, {read.OVER_RUNS} of its logarithm",
 )
 def _(ds: xr.Dataset) -> Told:
     """Under a sliding window the limit is that of the causal mask: all mass of the rollout goes to the first token."""
     # What narrow windows leave after few layers says nothing about the limit: it has to be falling.
     deep = {w: of for w, of in windows(ds).items() if of.sizes["layer"] > 2 * crossing(ds, w)}
-    falls = {w: xr.ufuncs.log(of.isel(layer=crossing(ds, w)) / top(of).clip(TINY)) for w, of in deep.items()}
-    return together(
-        {f"fall at w = {w}": each(of, above, -math.log(FALLEN), change=math.exp) for w, of in falls.items()}
+    falls = {w: xr.ufuncs.log(of.isel(layer=crossing(ds, w)) / top(of).clip(read.TINY)) for w, of in deep.items()}
+    return read.together(
+        {f"fall at w = {w}": read.each(of, above, -math.log(FALLEN), change=math.exp) for w, of in falls.items()}
     )
 
 
@@ -261,7 +245,7 @@ def _(ds: xr.Dataset) -> Told:
     "4.2-rate",
     "Thm 4.2",
     rule="the rate per layer of fresh toys is higher under every window that takes fewer steps, "
-    f"{OVER_RUNS} of the difference",
+    f"{read.OVER_RUNS} of the difference",
 )
 def _(ds: xr.Dataset) -> Told:
     """Under a sliding window of w tokens the rollout's mass goes to the first token the more slowly, the more steps
@@ -269,9 +253,9 @@ def _(ds: xr.Dataset) -> Told:
     """
     by_width = {w: by_course(rates, of.isel(source=0, drop=True)) for w, of in windows(ds).items()}
     known = {w: of for w, of in by_width.items() if np.isfinite(of).all()}
-    need(len(known) > 1)
+    read.need(len(known) > 1)
     pairs = [(a, b) for a, b in pairwise(sorted(known)) if crossing(ds, a) != crossing(ds, b)]
-    return together({f"{a} to {b} tokens": each(known[b] - known[a], above, 0) for a, b in pairs})
+    return read.together({f"{a} to {b} tokens": read.each(known[b] - known[a], above, 0) for a, b in pairs})
 
 
 def kept(ds: xr.Dataset) -> xr.DataArray:
@@ -290,9 +274,9 @@ SHARE = Headline(
     "the least share over eps", lambda ds: top(fresh(ds, "prefix")["share"]) / fresh(ds, "prefix")["eps"], ratio=True
 )
 _text = "With a prefix of K tokens all mass of the rollout goes to those K tokens."
-state(theorem, "4.3-limit", _text, lies(LEFT, under(CONVERGED)), where="Thm 4.3")
+read.state(theorem, "4.3-limit", _text, read.lies(LEFT, read.under(CONVERGED)), where="Thm 4.3")
 _text = "With a prefix of K tokens each of them keeps a share of the rollout that does not vanish with depth."
-state(theorem, "4.3-shares", _text, lies((KEPT, SHARE), over(1)), where="Thm 4.3")
+read.state(theorem, "4.3-shares", _text, read.lies((KEPT, SHARE), read.over(1)), where="Thm 4.3")
 
 
 def near_stars(ds: xr.Dataset) -> tuple[xr.DataArray, xr.DataArray]:
@@ -325,7 +309,7 @@ def farther(ds: xr.Dataset, along: str) -> xr.DataArray:
     return at.diff(along).where(both).isel(peak_layer=slice(1, None))
 
 
-NO_NEARER = Bound("is not below 0", between, (0.0, math.inf))
+NO_NEARER = read.Bound("is not below 0", between, (0.0, math.inf))
 OFF = Headline(f"a peak's distance from x*, {HALF}, over {EXACT} token or a quarter of x*,", off_stars)
 MOVES = (
     Headline(f"a peak's move, {HALF}, from a depth to the next", lambda ds: near_stars(ds)[0].diff("peak_layer")),
@@ -334,15 +318,15 @@ MOVES = (
 LAYERS = Headline(f"a peak's move, {HALF}, from a layer to the next", partial(farther, along="peak_layer"))
 ANGLES = Headline(f"a peak's move, {HALF}, from an angle to the next smaller", partial(farther, along="theta"))
 _text = "Under a decay mask of rate m the rollout is largest at the distance x* = t / (e^m - 1), t being the depth."
-_by = f"{OVER_RUNS}, at the least logits"
-state(theorem, "4.5-peak", _text, lies(OFF, within(1.0), by=_by), where="Thm 4.5")
+_by = f"{read.OVER_RUNS}, at the least logits"
+read.state(theorem, "4.5-peak", _text, read.lies(OFF, read.within(1.0), by=_by), where="Thm 4.5")
 _text = "Under a decay mask of rate m the rollout's peak moves away from the query with depth t, and comes nearer as m"
 _text = f"{_text} grows."
-state(theorem, "4.5-peak-moves", _text, lies(MOVES, NO_NEARER, by=_by), where="Thm 4.5")
+read.state(theorem, "4.5-peak-moves", _text, read.lies(MOVES, NO_NEARER, by=_by), where="Thm 4.5")
 _text = "Under RoPE the rollout's peak x* moves away from the query with depth t."
-state(theorem, "4.7-peak-with-depth", _text, lies(LAYERS, over(0)), where="Thm 4.7")
+read.state(theorem, "4.7-peak-with-depth", _text, read.lies(LAYERS, read.over(0)), where="Thm 4.7")
 _text = "Under RoPE the rollout's peak x* comes nearer to the query as the angle theta_1 grows."
-state(theorem, "4.7-peak-with-angle", _text, lies(ANGLES, over(0)), where="Thm 4.7")
+read.state(theorem, "4.7-peak-with-angle", _text, read.lies(ANGLES, read.over(0)), where="Thm 4.7")
 
 
 def away(ds: xr.Dataset, *attention: str) -> xr.DataArray:
@@ -355,13 +339,13 @@ def away(ds: xr.Dataset, *attention: str) -> xr.DataArray:
 ROW = "of the last query's row of the product, divided by its sum, what is beyond the first token at the top"
 OTHER = Headline(f"{ROW}, where nothing arrives all,", lambda ds: away(ds, "sigmoid", "relu"))
 _text = "With attention other than softmax, sigmoid or ReLU, the rollout need not converge to the first token."
-state(further, "other-attention", _text, lies(OTHER, over(CONVERGED)))
+read.state(further, "other-attention", _text, read.lies(OTHER, read.over(CONVERGED)))
 ROWS = Headline(ROW, lambda ds: away(ds, f"sigmoid{SUMMED}"))
 _text = (
     "It is rows that sum to 1 that take the mass to the first token, not the exponential: sigmoid attention with its rows "
     "divided by their sums converges as softmax does."
 )
-state(further, "other-attention-summed", _text, lies(ROWS, under(CONVERGED)), kind="ours")
+read.state(further, "other-attention-summed", _text, read.lies(ROWS, read.under(CONVERGED)), kind="ours")
 
 
 # -- charts
@@ -425,5 +409,5 @@ def _peaks(cell: Axes, at: xr.DataArray, lines: Mapping[Any, xr.DataArray], unit
         for value, color in zip(at[dim].values, CYCLE, strict=False):
             name = f"{value:.2g} {unit}" if line == "-" else ""
             curves(cell, [Series(name, of.sel({dim: value}), color, x=of["peak_layer"], line=line, width=1.0)])
-    courses(cell, at, "peak_layer", dim, dict.fromkeys(at[dim].values.tolist(), ""), line="")
+    read.courses(cell, at, "peak_layer", dim, dict.fromkeys(at[dim].values.tolist(), ""), line="")
     cell.set_xlabel("index t of the top layer")

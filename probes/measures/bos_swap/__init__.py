@@ -12,26 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from ... import options
-from ...charts import (
-    BLUE,
-    CYCLE,
-    DOTTED,
-    GREY,
-    INK,
-    MOST_PANELS,
-    STYLE,
-    TEXT,
-    Panel,
-    Series,
-    blocks,
-    curves,
-    dots,
-    numeral,
-    panels,
-    sheet,
-    wrapped,
-)
+from ... import charts, options
 from ...measure import Headline, Measure
 from ...results.curves import estimate, with_interval
 from ...results.tables import Table, estimated, interval
@@ -242,29 +223,32 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
     most = max(ds.sizes["replacement"] for ds in several.values())
     of_each = [list(map(str, ds["replacement"].values)) for ds in several.values()]
     shared = [name for name in of_each[0] if all(name in names for names in of_each)][: FEW - 1]
-    if shared and len(several) > MOST_PANELS:
+    if shared and len(several) > charts.MOST_PANELS:
         return _models(several, shared)
-    rows = [Panel("change of loss (nat)", _losses, note=BANDS), Panel("sink rate of position 0", _sink_rates, True)]
+    rows = [
+        charts.Panel("change of loss (nat)", _losses, note=BANDS),
+        charts.Panel("sink rate of position 0", _sink_rates, True),
+    ]
     if most > FEW:
         names = [name for name in OUTCOMES if all(name in ds for ds in several.values())]
-        rows = [Panel("", partial(_outcome, name=name), height=LINE * most + 0.6) for name in names]
-    return panels(several, rows, OVER * (most > FEW))
+        rows = [charts.Panel("", partial(_outcome, name=name), height=LINE * most + 0.6) for name in names]
+    return charts.panels(several, rows, OVER * (most > FEW))
 
 
 def _losses(cell: Axes, ds: xr.Dataset) -> None:
     """Changes of the loss, means over positions 1, 2-3, 4-7, ...; the last position predicts nothing that is known."""
     first = 2 ** np.arange(int(np.log2(ds.sizes["position"] - 2)) + 1)
     drawn = []
-    for (name, at), color in zip(each(ds), CYCLE, strict=False):
+    for (name, at), color in zip(each(ds), charts.CYCLE, strict=False):
         parts = np.split(with_interval(at, "loss_change").values[:, :-1], first, axis=1)[1:]
         y, low, high = np.stack([part.mean(1) for part in parts], 1)
-        drawn.append(Series(name, y, color, low, high, first, marker="o"))
-    curves(cell, drawn)
-    cell.axhline(0, color=GREY, linewidth=0.8, zorder=1)
+        drawn.append(charts.Series(name, y, color, low, high, first, marker="o"))
+    charts.curves(cell, drawn)
+    cell.axhline(0, color=charts.GREY, linewidth=0.8, zorder=1)
     cell.set_yscale("symlog", linthresh=SMALL, linscale=0.6)
     cell.set_xscale("log", base=2)
     for axis in (cell.xaxis, cell.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: charts.numeral(value)))
     cell.set_xlabel("query, means up to the next mark")
 
 
@@ -273,29 +257,29 @@ def _sink_rates(cell: Axes, ds: xr.Dataset) -> None:
     x = ds["layer"].values
     sides = [("as it is", "before", ds.isel(replacement=0)), *((name, "after", at) for name, at in each(ds))]
     drawn = []
-    for (name, when, at), color in zip(sides, (INK, *CYCLE), strict=False):
+    for (name, when, at), color in zip(sides, (charts.INK, *charts.CYCLE), strict=False):
         y, low, high = with_interval(at, f"sink_rate_{when}").values
-        drawn.append(Series(name, y, color, low, high, x))
-    blocks(cell, drawn)
+        drawn.append(charts.Series(name, y, color, low, high, x))
+    charts.blocks(cell, drawn)
     cell.set_ylim(-0.03, 1.03)
 
 
 def _models(results: Mapping[str, xr.Dataset], shown: list[str]) -> Figure:
     """Sink rates and changes of the loss under these replacements, a line of each model, as of steps of training."""
-    figure, cells = sheet(1, 2, height=2 * LINE * len(results) + 0.9, caption="Intervals: 95 % over documents.")
-    drawn: list[list[Series]] = [[], []]
-    for name, color in zip(("as it is", *shown), (INK, *CYCLE), strict=False):
+    figure, cells = charts.sheet(1, 2, height=2 * LINE * len(results) + 0.9, caption="Intervals: 95 % over documents.")
+    drawn: list[list[charts.Series]] = [[], []]
+    for name, color in zip(("as it is", *shown), (charts.INK, *charts.CYCLE), strict=False):
         several = [ds.sel(replacement=shown[0] if name == "as it is" else name) for ds in results.values()]
         of_rates = f"sink_rate_{'before' if name == 'as it is' else 'after'}_of_model"
         for n, variable in enumerate((of_rates, "loss_change_of_model")[: 1 if name == "as it is" else 2]):
             where = {} if n else {"key": 0}
             y, low, high = np.transpose([estimate(ds, variable, **where) for ds in several])
-            drawn[n].append(Series(name if n == 0 else "", y, color, low, high))
-    with rc_context(STYLE):
+            drawn[n].append(charts.Series(name if n == 0 else "", y, color, low, high))
+    with rc_context(charts.STYLE):
         for cell, series, label in zip(
             cells[0], drawn, ("sink rate of position 0", "change of loss (nat)"), strict=True
         ):
-            dots(cell, list(results), series)
+            charts.dots(cell, list(results), series)
             cell.set_xlabel(label)
     cells[0, 1].set_yticklabels([])
     return figure
@@ -306,16 +290,16 @@ def _outcome(cell: Axes, ds: xr.Dataset, name: str) -> None:
     words, linear = OUTCOMES[name]
     rates = name == "sink_rate_after_of_model"
     y, low, high = (_rate(ds, "after") if rates else with_interval(ds, name)).values
-    dots(cell, list(map(str, ds["replacement"].values)), [Series("", y, BLUE, low, high)])
+    charts.dots(cell, list(map(str, ds["replacement"].values)), [charts.Series("", y, charts.BLUE, low, high)])
     if rates:
-        cell.axvline(float(_before(ds)[0]), color=INK, linewidth=0.9, linestyle=DOTTED)
+        cell.axvline(float(_before(ds)[0]), color=charts.INK, linewidth=0.9, linestyle=charts.DOTTED)
         cell.set_xlim(-0.03, 1.03)
     else:
         cell.set_xscale("symlog", linthresh=linear)
-        cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: numeral(value)))
+        cell.xaxis.set_major_formatter(FuncFormatter(lambda value, _: charts.numeral(value)))
         if not (ds[name] < -linear).any():
             cell.set_xlim(left=-linear / 2)
-    cell.set_xlabel(wrapped(words, ACROSS, TEXT))
+    cell.set_xlabel(charts.wrapped(words, ACROSS, charts.TEXT))
 
 
 RESAMPLED = {"bootstrap": 50}
