@@ -13,16 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import probes
-from probes.data.documents import (
-    BUNDLED,
-    Document,
-    bundled,
-    read_documents,
-    split_heldout,
-    stdlib_documents,
-    stdlib_name,
-    stream_dataset,
-)
+from probes.data import documents as reader
 from probes.data.prompts import check_source, draw
 from probes.errors import InputError
 
@@ -35,16 +26,19 @@ def write(path: Path, content: str | bytes) -> Path:
 
 def test_files_and_folders_are_read_in_name_order(tmp_path):
     file = write(tmp_path / "sub" / "a.txt", "first line\r\nsecond – line\r")
-    assert read_documents(file) == [Document("a.txt", "first line\nsecond – line\n")]
+    assert reader.read_documents(file) == [reader.Document("a.txt", "first line\nsecond – line\n")]
     write(tmp_path / "b.md", "b")
     write(tmp_path / "a.py", "pass")
     write(tmp_path / "image.png", b"\x89PNG\0")
-    names = [document.name for document in read_documents(tmp_path)]
+    names = [document.name for document in reader.read_documents(tmp_path)]
     assert names == ["a.py", "b.md", "sub/a.txt"]
     lines = [{"name": "one", "text": "eins"}, {"text": "zwei\u2028still zwei"}]
     text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
     file = write(tmp_path / "docs.jsonl", text)
-    assert read_documents(file) == [Document("one", "eins"), Document("docs.jsonl:3", "zwei\u2028still zwei")]
+    assert reader.read_documents(file) == [
+        reader.Document("one", "eins"),
+        reader.Document("docs.jsonl:3", "zwei\u2028still zwei"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +56,7 @@ def test_unusable_text_is_refused_by_name(tmp_path, name, content, says):
     write(tmp_path / "x.bin", b"1")
     if content is not None:
         write(tmp_path / name, content)
-    assert says in families.refused(read_documents, tmp_path / name)
+    assert says in families.refused(reader.read_documents, tmp_path / name)
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)  # halves of characters included
@@ -77,7 +71,7 @@ def test_any_text_file_is_read_or_refused(tmp_path, content, lines):
     file = tmp_path / ("any.jsonl" if lines else "any.txt")
     file.write_bytes(content)
     with suppress(InputError):
-        documents = read_documents(file)
+        documents = reader.read_documents(file)
         assert any(document.text.strip() for document in documents)
         for document in documents:
             document.text.encode("utf-8")
@@ -93,33 +87,35 @@ def test_datasets_are_read_from_local_files_and_folders(tmp_path):
         pyarrow.parquet.write_table(table, file)
     lines = write(tmp_path / "rows.jsonl", '{"body": "one"}\n{"body": "two"}\n')
     for name, column in ((tmp_path / "rows.parquet", "text"), (tmp_path / "folder", "text"), (lines, "body")):
-        documents = list(stream_dataset(str(name), column=column))
-        assert documents == [Document(f"{name}[0]", "one"), Document(f"{name}[1]", "two")]
-    again = [list(stream_dataset(str(tmp_path / "rows.parquet"), seed=seed)) for seed in range(8)]
+        documents = list(reader.stream_dataset(str(name), column=column))
+        assert documents == [reader.Document(f"{name}[0]", "one"), reader.Document(f"{name}[1]", "two")]
+    again = [list(reader.stream_dataset(str(tmp_path / "rows.parquet"), seed=seed)) for seed in range(8)]
     assert {tuple(text for _, text in found) for found in again} == {("one", "two"), ("two", "one")}
 
 
 @pytest.mark.slow
 def test_stdlib_is_source_of_this_interpreter_without_tests_and_tables():
-    texts = dict(stdlib_documents())
+    texts = dict(reader.stdlib_documents())
     assert texts["json/decoder.py"] == Path(json.decoder.__file__).read_text(encoding="utf-8")
     assert not {part for name in texts for part in name.split("/")} & {"test", "tests", "encodings", "site-packages"}
     assert sum(map(len, texts.values())) > 5_000_000
-    assert stdlib_name() == f"CPython {'.'.join(map(str, sys.version_info[:3]))} standard library"
+    assert reader.stdlib_name() == f"CPython {'.'.join(map(str, sys.version_info[:3]))} standard library"
 
 
 def test_heldout_split_is_disjoint_complete_and_independent_of_order():
-    documents = [Document(f"d{i}", "x" * (20 + 7 * i % 50)) for i in range(200)] + [Document("long", "y" * 900)]
-    training, heldout = split_heldout(documents, characters=1000)
+    documents = [reader.Document(f"d{i}", "x" * (20 + 7 * i % 50)) for i in range(200)] + [
+        reader.Document("long", "y" * 900)
+    ]
+    training, heldout = reader.split_heldout(documents, characters=1000)
     assert sorted(training + heldout) == sorted(documents)
     assert 900 < sum(len(document.text) for document in heldout) <= 1000
     assert "long" not in {document.name for document in heldout}  # more than a fifth of what is held out
     assert [d for d in documents if d in training] == training
-    assert set(split_heldout(documents[::-1], characters=1000)[1]) == set(heldout)
+    assert set(reader.split_heldout(documents[::-1], characters=1000)[1]) == set(heldout)
 
 
 def test_long_text_is_the_prose_with_four_documents_joined():
-    joined, prose = bundled("long"), bundled("prose")
+    joined, prose = reader.bundled("long"), reader.bundled("prose")
     assert len(joined) == 25
     assert "".join(document.text for document in joined).replace("\n", "") == "".join(
         document.text for document in prose
@@ -129,7 +125,7 @@ def test_long_text_is_the_prose_with_four_documents_joined():
 
 def test_bundled_texts_are_a_hundred_long_documents_each(tmp_path, monkeypatch):
     for name in ("prose", "code"):
-        documents = read_documents(BUNDLED[name])
+        documents = reader.read_documents(reader.BUNDLED[name])
         assert len({document.name for document in documents}) == 100
         assert all(10_000 <= len(document.text) <= 20_000 for document in documents)
     monkeypatch.chdir(tmp_path)

@@ -274,7 +274,8 @@ class _Group:
             before, now = now, time.monotonic()
             self.seconds += now - before
             if store.folder is not None and (now - saved > SAVE_SECONDS or self.step == self.steps):
-                self._save(store)
+                arrays = {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
+                store.put(RESULT, arrays | {"at": np.array([self.step, self.seconds])})
                 saved = time.monotonic()
             if now - told > TELL_SECONDS or self.step == self.steps:
                 advance(done)
@@ -326,10 +327,6 @@ class _Group:
         """What a resumed training begins with, beside step and seconds; the tensors themselves."""
         kept = {f"kept/{name}": tensor for name, tensor in self.kept.items()}
         return {"flat": self.flat, "mean": self.mean, "square": self.square, "losses": self.losses} | kept
-
-    def _save(self, store: Store) -> None:
-        arrays = {name: tensor.cpu().numpy() for name, tensor in self._state().items()}
-        store.put(RESULT, arrays | {"at": np.array([self.step, self.seconds])})
 
     def _resume(self, arrays: Piece) -> None:
         self.step, self.seconds = int(arrays["at"][0]), float(arrays["at"][1])

@@ -29,18 +29,7 @@ from probes.models.identity import weights_hash
 from probes.models.initialization import CONFIG, Rule
 from probes.models.view import Edit, Identity, Linear, Norm, Parts, Spec, Trace, Watched
 
-from .model import (
-    NORM_EPS,
-    Architecture,
-    Switches,
-    embedded,
-    head,
-    initial,
-    joined,
-    normed,
-    queries_keys_values,
-    written,
-)
+from . import model as toy
 from .train import Trained
 
 # The field's words for switches: sinusoids are absolute positions added to the embeddings, as learned ones are, and decay
@@ -72,7 +61,7 @@ class Toy(Watched):
 
     def __init__(
         self,
-        architecture: Architecture,
+        architecture: toy.Architecture,
         weights: Mapping[str, Tensor],
         *,
         name: str = "toy",
@@ -91,7 +80,7 @@ class Toy(Watched):
             self._weights["positions"] = torch.zeros_like(self._weights["positions"])
         elif not positional:
             acting = replace(architecture, positional="none", decay=None)
-        switches = Switches.of([acting], self.device)
+        switches = toy.Switches.of([acting], self.device)
         made = {name: x.to(self.dtype) for name, x in vars(switches).items() if x is not None}
         self._switches = replace(switches, **made)
         self._slopes = None if acting.decay is None else first.new_full((architecture.heads,), acting.decay)
@@ -129,7 +118,7 @@ class Toy(Watched):
         self._check_length(length)
         if "positions" in weights:
             weights = {**weights, "positions": weights["positions"][:, :length]}
-        return embedded(weights, self._at(length), tokens.to(self.device)[None])[0]
+        return toy.embedded(weights, self._at(length), tokens.to(self.device)[None])[0]
 
     def residual(
         self, embeddings: Float[Tensor, "batch position d"], *, edits: Sequence[Edit] = ()
@@ -161,16 +150,16 @@ class Toy(Watched):
     def norm(self, residual: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows d"]:
         """The final norm; the identity where norms are off."""
         rows = residual.reshape(1, 1, -1, residual.shape[-1])
-        return normed(self._weights, "norm", rows).reshape(residual.shape)
+        return toy.normed(self._weights, "norm", rows).reshape(residual.shape)
 
     def unembed(self, normed: Float[Tensor, "*rows d"]) -> Float[Tensor, "*rows vocabulary"]:
         """The head's logits, linear or "mlp"; minus infinity for token ids that it does not tell apart."""
-        logits = head(self.architecture, self._weights, normed.reshape(1, 1, -1, normed.shape[-1]))
+        logits = toy.head(self.architecture, self._weights, normed.reshape(1, 1, -1, normed.shape[-1]))
         logits = logits.reshape(*normed.shape[:-1], self.architecture.outputs)
         # The head's classes are the first ids.
         return functional.pad(logits, (0, self.spec.vocabulary - self.architecture.outputs), value=float("-inf"))
 
-    def _at(self, length: int) -> Switches:
+    def _at(self, length: int) -> toy.Switches:
         """The switches of a prompt that may be shorter than the architecture's."""
         s = self._switches
         rows = {name: x[..., :length, :] for name in ("turns", "added") if (x := getattr(s, name)) is not None}
@@ -191,7 +180,7 @@ class Toy(Watched):
     def _block(self, layer: int, heard: Listening, stream: Tensor) -> Tensor:
         """One block, its queries, keys, values and what heads mix edited, its attention heard."""
         a, weights, switches, x = self.architecture, self._weights, self._at(stream.shape[1]), stream[None]
-        parts = (part[0] for part in queries_keys_values(a, weights, switches, layer, x))
+        parts = (part[0] for part in toy.queries_keys_values(a, weights, switches, layer, x))
         read = {
             site: heard.edited(layer, site, part) for site, part in zip(("query", "key", "value"), parts, strict=True)
         }
@@ -205,7 +194,7 @@ class Toy(Watched):
         assert attention.output is not None
         heard.attended(layer, attention)
         mixed = heard.edited(layer, "output", attention.output)
-        return written(a, weights, switches, layer, x, joined(mixed[None]))[0]
+        return toy.written(a, weights, switches, layer, x, toy.joined(mixed[None]))[0]
 
     def _check_length(self, length: int) -> None:
         if not 1 <= length <= self.architecture.length:
@@ -240,7 +229,7 @@ class Toy(Watched):
     def _norm(self, name: str) -> Norm | None:
         """A norm by its name, if there is one."""
         weight, bias = (None if (found := self._weights.get(of)) is None else found[0] for of in (name, f"{name}.bias"))
-        return None if weight is None else Norm("rms" if bias is None else "layer", weight, bias, NORM_EPS)
+        return None if weight is None else Norm("rms" if bias is None else "layer", weight, bias, toy.NORM_EPS)
 
     def reinitialized(self, seed: int, *, positional: bool = True, initialization: Rule = CONFIG) -> Toy:
         """Fresh weights of the same architecture, those of `toy.model.initial`.
@@ -252,7 +241,9 @@ class Toy(Watched):
                 f"initialization '{initialization!s:.40}' is no rule for a toy, whose weights toy.model.initial draws; "
                 "leave it out"
             )
-        fresh = {name: tensor.to(self.device, self.dtype) for name, tensor in initial(self.architecture, seed).items()}
+        fresh = {
+            name: tensor.to(self.device, self.dtype) for name, tensor in toy.initial(self.architecture, seed).items()
+        }
         return Toy(
             self.architecture,
             fresh,
@@ -263,7 +254,7 @@ class Toy(Watched):
         )
 
 
-def _spec(a: Architecture) -> Spec:
+def _spec(a: toy.Architecture) -> Spec:
     if a.vocabulary is None:
         raise InputError(
             "probes read token ids, and the toy's vocabulary is None; make its vectors rows of an embedding"
@@ -284,8 +275,8 @@ def _spec(a: Architecture) -> Spec:
     )
 
 
-def _check_weights(a: Architecture, weights: Mapping[str, Tensor]) -> None:
-    expected = {name: list(tensor.shape) for name, tensor in initial(a, 0).items()}
+def _check_weights(a: toy.Architecture, weights: Mapping[str, Tensor]) -> None:
+    expected = {name: list(tensor.shape) for name, tensor in toy.initial(a, 0).items()}
     found: dict[str, Any] = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in (*expected, *found):
         if expected.get(name) != found.get(name):

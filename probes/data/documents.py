@@ -40,11 +40,6 @@ class Document(NamedTuple):
     text: str
 
 
-def usual_text(model: str) -> str:
-    """The bundled text for a model of that name: code for the bundled models, which were trained on code, else prose."""
-    return "code" if (CHECKPOINTS / model / "config.json").is_file() else "prose"
-
-
 def bundled(name: str) -> list[Document]:
     """The documents of a bundled text."""
     documents = read_documents(BUNDLED[name])

@@ -22,7 +22,7 @@ from ..models.checks import check_id, check_length, lacks_bos
 from ..models.load import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
-from .documents import BUNDLED, READERS, bundled, read_documents, stream_dataset, text_files, usual_text
+from .documents import BUNDLED, CHECKPOINTS, READERS, bundled, read_documents, stream_dataset, text_files
 from .windows import cut, encoded, tokenize
 
 FirstToken = Literal["auto", "bos", "none"]
@@ -182,7 +182,8 @@ def draw(
         documents, wanted = stream_dataset(dataset, split=split, column=column, seed=seed), n
         source = f"dataset '{dataset}' (split {split}, column {column})"
     else:
-        name = usual_text(model.identity.name) if text is None else str(text)
+        of_bundled = (CHECKPOINTS / model.identity.name / "config.json").is_file()  # which were trained on code
+        name = str(text) if text is not None else "code" if of_bundled else "prose"
         there = bundled(name) if name in BUNDLED else read_documents(name)
         documents = (there[i] for i in random.permutation(len(there)))
         wanted = min(n, max(1, sum(len(document.text) >= length for document in there)))

@@ -117,7 +117,10 @@ class Store:
         batches = (share[start : start + at_once] for start in range(0, len(share), at_once))
         made = (pair for numbers in batches for pair in zip(numbers, measure(numbers), strict=True))
         if self.folder is None:
-            return _exchanged(dict(made))
+            pieces: dict[int, Piece] = {}
+            for theirs in processes.gathered(dict(made)):
+                pieces |= theirs
+            return Pieces([pieces[n] for n in range(len(pieces))])
         for n, piece in made:
             self.put(names[n], piece)
         processes.wait()
@@ -187,14 +190,6 @@ def _read(path: Path, only: str | None = None) -> Piece:
 
 def _array(file: zipfile.ZipFile, name: str) -> np.ndarray:
     return np.load(io.BytesIO(file.read(f"{name}.npy")))
-
-
-def _exchanged(share: Mapping[int, Piece]) -> Pieces:
-    """The pieces of all processes in the order of their numbers."""
-    pieces: dict[int, Piece] = {}
-    for theirs in processes.gathered(dict(share)):
-        pieces |= theirs
-    return Pieces([pieces[n] for n in range(len(pieces))])
 
 
 def groups(count: int) -> list[range]:

@@ -25,21 +25,7 @@ from probes.errors import InputError
 from probes.run.memory import block_numbers, own_memory
 from probes.run.precision import precise
 
-from ..model import (
-    Architecture,
-    Mask,
-    Switches,
-    Weights,
-    embedded,
-    forward,
-    initial,
-    joined,
-    logit_bias,
-    queries_keys_values,
-    shared,
-    weighed,
-    written,
-)
+from .. import model as toy
 from ..tasks import Drawn, InContext, World
 from ..train import Trained, stacked
 
@@ -48,21 +34,21 @@ CHUNK = defaultdict(lambda: 1 << 28, cpu=1 << 19)
 DECAY = -math.log(0.8)  # nats per token: what is one token further off weighs 0.8 times as much [Wu, section 5]
 ITEMS = 8
 
-Model = tuple[Architecture, Mapping[str, Tensor]]  # its weights without model dimension
+Model = tuple[toy.Architecture, Mapping[str, Tensor]]  # its weights without model dimension
 
 
 def switches_of(mask: str) -> dict[str, Any]:
     """The fields of `Architecture` that a mask's name stands for: causal, full, window-N or prefix-N."""
     kind, _, number = mask.partition("-")
     numbered = kind in ("window", "prefix")
-    if kind not in get_args(Mask) or numbered != number.isdecimal() or (number and not numbered):
+    if kind not in get_args(toy.Mask) or numbered != number.isdecimal() or (number and not numbered):
         raise InputError(f"mask '{mask}' is unknown; give causal, full, window-N or prefix-N")
     return {"mask": kind} | ({kind: int(number)} if numbered else {})
 
 
-def architecture_of(depth: int, mask: str, positional: Any, residual: str, width: int) -> Architecture:
+def architecture_of(depth: int, mask: str, positional: Any, residual: str, width: int) -> toy.Architecture:
     """The transformer of [Wu, section 5]: one head, no output projection, a ReLU head on the last position."""
-    return Architecture(
+    return toy.Architecture(
         blocks=depth,
         width=width,
         length=2 * ITEMS + 1,
@@ -84,17 +70,19 @@ def copied(models: Sequence[Model], world: World, drawn: Drawn, device: torch.de
     return _shares(torch.stack(among))
 
 
-def patterns(architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor) -> Iterator[Tensor]:
+def patterns(
+    architecture: toy.Architecture, weights: toy.Weights, switches: toy.Switches, inputs: Tensor
+) -> Iterator[Tensor]:
     """Attention of every block in turn, [E, B, H, query, key]; arguments as of `model.forward`."""
     a = architecture
-    x = embedded(weights, switches, inputs)
+    x = toy.embedded(weights, switches, inputs)
     for layer in range(a.blocks):
-        q, *others = queries_keys_values(a, weights, switches, layer, x)
-        k, v = (shared(a, part) for part in others)
-        pattern = weighed(a, (q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias)
+        q, *others = toy.queries_keys_values(a, weights, switches, layer, x)
+        k, v = (toy.shared(a, part) for part in others)
+        pattern = toy.weighed(a, (q * a.head_dim**-0.5) @ k.transpose(-1, -2) + switches.bias)
         yield pattern
         if layer + 1 < a.blocks:
-            x = written(a, weights, switches, layer, x, joined(pattern @ v))
+            x = toy.written(a, weights, switches, layer, x, toy.joined(pattern @ v))
 
 
 def looked_at(model: Trained, n: int, tau: float, device: torch.device) -> dict[str, np.ndarray]:
@@ -103,22 +91,22 @@ def looked_at(model: Trained, n: int, tau: float, device: torch.device) -> dict[
     task: Any = replace(run.task, batch=n)  # pyright: ignore[reportCallIssue, reportArgumentType]
     inputs = task.draw(task.world(run.seed, device), generator_of(device, "sinks", run.seed), 1).inputs[0]
     look, before = (
-        (run.architecture, stacked_on([weights], device), Switches.of([run.architecture], device))
-        for weights in (model.weights, initial(run.architecture, run.seed))
+        (run.architecture, stacked_on([weights], device), toy.Switches.of([run.architecture], device))
+        for weights in (model.weights, toy.initial(run.architecture, run.seed))
     )
     over, alpha = metrics(*look, inputs, tau)
     return {"over_tau": over, "alpha": alpha, "fresh": metrics(*before, inputs, tau)[0].mean(0)}
 
 
 def metrics(
-    architecture: Architecture, weights: Weights, switches: Switches, inputs: Tensor, tau: float
+    architecture: toy.Architecture, weights: toy.Weights, switches: toy.Switches, inputs: Tensor, tau: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of one model (E = 1) on sequences [B, T(, d)]: the fraction of queries over tau, and alpha.
 
     Each is [layer, key], the mean over sequences and heads.
     """
     a = architecture
-    seen = torch.isfinite(logit_bias(a)).to(inputs.device)  # [query, key]
+    seen = torch.isfinite(toy.logit_bias(a)).to(inputs.device)  # [query, key]
     later = torch.ones_like(seen).tril()  # alpha counts the queries from the key on, whether or not they see it
     place = precise(inputs.device)
     over, weight = (torch.zeros(a.blocks, a.length, dtype=torch.float64, device=place) for _ in range(2))
@@ -132,9 +120,9 @@ def metrics(
     return over.cpu().numpy(), weight.cpu().numpy()
 
 
-def uniform_sink(architecture: Architecture, tau: float) -> np.ndarray:
+def uniform_sink(architecture: toy.Architecture, tau: float) -> np.ndarray:
     """The metric [key] of queries that spread evenly over the keys they see."""
-    seen = torch.isfinite(logit_bias(architecture)).double()
+    seen = torch.isfinite(toy.logit_bias(architecture)).double()
     over = (seen / seen.sum(1, keepdim=True) > tau).sum(0)
     return (over / seen.sum(0)).numpy()
 
@@ -155,12 +143,14 @@ def answers(models: Sequence[Model], inputs: Float[Tensor, "n T d"], device: tor
     found = []
     with torch.no_grad():
         for a, weights in models:
-            look = a, stacked_on([weights], device), Switches.of([a], device)
-            found.append(torch.cat([forward(*look, x[None]).argmax(-1) for x in inputs.split(fitting(a, device))], 1))
+            look = a, stacked_on([weights], device), toy.Switches.of([a], device)
+            found.append(
+                torch.cat([toy.forward(*look, x[None]).argmax(-1) for x in inputs.split(fitting(a, device))], 1)
+            )
     return torch.cat(found)
 
 
-def fitting(a: Architecture, device: torch.device) -> int:
+def fitting(a: toy.Architecture, device: torch.device) -> int:
     """Sequences of one pass of a model."""
     numbers = CHUNK[device.type] if own_memory(device) is None else block_numbers(device) // 4
     return max(1, numbers // (a.length * (a.width + a.heads * a.length)))
