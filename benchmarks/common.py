@@ -106,11 +106,7 @@ def random_tokens(length: int, prompts: int = 1, vocabulary: int = VOCABULARY) -
 
 
 def section(
-    title: str,
-    text: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    device: str = "cpu",
+    title: str, text: str, columns: Sequence[str], rows: Sequence[Sequence[object]], device: str = "cpu"
 ) -> str:
     """A section of the page: heading, command and machine, what was measured, table."""
     script, *words = sys.argv

@@ -17,7 +17,7 @@ import torch
 from common import MIB, VOCABULARY, parser, random_tokens, section
 from jacobian import last_stream
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import probes
 
@@ -37,25 +37,17 @@ Row = list[str]
 def model(size: str, length: int, device: str) -> Any:
     """A random model of a shape, on the device."""
     width, inner, blocks, heads, kv = SHAPES[size]
-    shape: dict[str, Any] = {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": blocks,
-        "initializer_range": 0.04,
-    }
+    shape: dict[str, Any] = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": blocks}
     shape |= {"num_attention_heads": heads, "num_key_value_heads": kv, "max_position_embeddings": length}
-    return made(Qwen2ForCausalLM, Qwen2Config(vocab_size=VOCABULARY, **shape), device, half=device != "cpu")
+    shape["initializer_range"] = 0.04
+    half = torch.float32 if device == "cpu" else torch.bfloat16
+    return made(Qwen2Config(vocab_size=VOCABULARY, **shape), device, half)
 
 
-def made(kind: Any, config: Any, device: str, *, half: bool) -> Any:
+def made(config: Any, device: str, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16 if half else torch.float32)
-    try:
-        with torch.device(device):
-            return kind(config).eval().requires_grad_(False)
-    finally:
-        torch.set_default_dtype(usual)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
 
 
 def timed(call: Callable[[], object], times: int = 2) -> tuple[float, float]:
@@ -182,7 +174,7 @@ def commands(device: str, quick: bool) -> Iterator[Row]:
     """Measures of many prompts on a small model."""
     shape: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2}
     config = LlamaConfig(**(shape if quick else SMALL), max_position_embeddings=2048, initializer_range=0.04)
-    whole = made(LlamaForCausalLM, config, device, half=False)
+    whole = made(config, device)
     view, small = probes.load(whole), 16 if quick else 1
     cases: dict[str, tuple[int, int, Callable[[Tensor], object]]] = {
         "sinks": (32, 256, lambda ids: probes.sinks(view, ids)),

@@ -384,14 +384,8 @@ def dots(
         place = np.arange(len(categories)) + (2 * reach * n / (len(series) - 1) - reach if reach else 0)
         if (interval := one.interval()) is not None:
             cell.hlines(place, *np.clip(interval, low, high), color=one.color, linewidth=1.3, alpha=one.alpha)
-        face = one.color if one.filled else "none"
-        look: Any = {
-            "color": one.color,
-            "markersize": 4.5,
-            "alpha": one.alpha,
-            "markerfacecolor": face,
-            "clip_on": False,
-        }
+        look: Any = {"color": one.color, "markersize": 4.5, "alpha": one.alpha, "clip_on": False}
+        look |= {"markerfacecolor": one.color if one.filled else "none"}
         inside = (value >= low) & (value <= high)
         for chosen, marker in ((inside, one.marker or "o"), (value < low, "<"), (value > high, ">")):
             if chosen.any():

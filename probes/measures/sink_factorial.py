@@ -175,12 +175,7 @@ def _at(word: str, block: int) -> str:
 
 
 def _outcomes(
-    model: View,
-    tokens: Tensor,
-    maker: Maker | None,
-    of: Mapping[str, Any],
-    pieces: Store,
-    progress: Progress | None,
+    model: View, tokens: Tensor, maker: Maker | None, of: Mapping[str, Any], pieces: Store, progress: Progress | None
 ) -> dict[str, np.ndarray]:
     """By prompt the mean loss; by list what is recalled of the first pair and of the others; by copied prompt its loss."""
     losses, _ = consequences(model, tokens, None, part(progress, 0.0, 0.5), pieces=pieces)
