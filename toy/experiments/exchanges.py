@@ -122,23 +122,21 @@ def _followed(s: Settings, kept: np.ndarray, points: np.ndarray, work: Work) -> 
         losses, picks = scored([at_step(model, step) for step in kept[points].tolist()], s.test)
         begun = [at for at in spikes(model.losses.double().numpy(), s.vocabulary) if at >= late]
         near: np.ndarray = np.any(abs(kept[:, None] - np.array(begun)) <= NEAR, axis=1)
-        yield (
-            cell,
-            {
-                "roundness": np.stack(roundness)[:, points],
-                "gap_spread": np.stack(spread)[:, points],
-                "exchanges": np.histogram(counted[1], [-1, *points])[0],
-                "loss": losses.mean(1),
-                "picked": picks.mean(1),
-                "rate": [len(of_table) / ((1 - SETTLED) * s.steps) * 1000 for of_table in settled],
-                "spikes": len(begun),
-                "spiked": near[settled[1]].mean() if len(settled[1]) else np.nan,
-                "spiked_chance": near[kept >= late].mean(),
-                "wrong": wrong(model, kept, found[1][near[counted[1]]], s.test),
-                "parted": parted(model.weights["positions"].double().numpy()),
-                "order": np.argsort(angles[1][-1]),
-            },
-        )
+        measured = {
+            "roundness": np.stack(roundness)[:, points],
+            "gap_spread": np.stack(spread)[:, points],
+            "exchanges": np.histogram(counted[1], [-1, *points])[0],
+            "loss": losses.mean(1),
+            "picked": picks.mean(1),
+            "rate": [len(of_table) / ((1 - SETTLED) * s.steps) * 1000 for of_table in settled],
+            "spikes": len(begun),
+            "spiked": near[settled[1]].mean() if len(settled[1]) else np.nan,
+            "spiked_chance": near[kept >= late].mean(),
+            "wrong": wrong(model, kept, found[1][near[counted[1]]], s.test),
+            "parted": parted(model.weights["positions"].double().numpy()),
+            "order": np.argsort(angles[1][-1]),
+        }
+        yield cell, measured
         work.advance("circles", float(n + 1), float(len(runs)))
 
 

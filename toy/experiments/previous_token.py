@@ -339,9 +339,8 @@ def claims(ds: xr.Dataset) -> list[Claim]:
 
 def ends(positional: str, value: float) -> read.Ruled:
     """Where a curve ends."""
-    return read.lies(
-        END, read.as_drawn(value, NEAR * value, value / 2), MAIN | {"positional": positional}, read.ONE_RUN
-    )
+    bound = read.as_drawn(value, NEAR * value, value / 2)
+    return read.lies(END, bound, MAIN | {"positional": positional}, read.ONE_RUN)
 
 
 _claim = f"Without positional embeddings the {PERPLEXITY} stalls at about {STALL:g}, then at about 20.6 {SMALL}."
@@ -409,9 +408,5 @@ _claim = f"{TASK} at V = 100, C = 4, width 2 the loss has a spike at learning ra
 _fast = {"rate_vocabulary": 100, "learning_rate": 0.1, "schedule": "constant"}
 read.state(liu, "spike", _claim, read.lies(SPIKES, read.over(0), _fast), published="near step 6,000")
 _claim = f"Any fixed offset other than the {TASK[7:]}'s is learned as well (C = 4)."
-read.state(
-    liu,
-    "offsets",
-    _claim,
-    read.lies(OFFSETS, read.around(1), {"offset_context": 4}, f"{read.OVER_RUNS}, at every offset"),
-)
+_at, _by = {"offset_context": 4}, f"{read.OVER_RUNS}, at every offset"
+read.state(liu, "offsets", _claim, read.lies(OFFSETS, read.around(1), _at, _by))

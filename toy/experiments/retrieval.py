@@ -318,13 +318,8 @@ for (_depth, _width, *_switches), _curve in PUBLISHED.items():
     _models += f" with {' and '.join(_parts)}" * bool(_parts) + (" have" if _depth > 1 else " has")
     _id, _claim = "-".join([f"depth-{_depth}-width-{_width}", *_named]), f"{TASK} {_models} the published loss over k."
     _at: Any = dict(zip(KIND, (_depth, _width, *_switches), strict=True))
-    read.state(
-        liu,
-        _id,
-        _claim,
-        read.lies(OFF, read.as_drawn(0, AGREES, WIDEST), _at, read.ONE_RUN),
-        published=f"{_number} nats",
-    )
+    _agrees = read.lies(OFF, read.as_drawn(0, AGREES, WIDEST), _at, read.ONE_RUN)
+    read.state(liu, _id, _claim, _agrees, published=f"{_number} nats")
 _at = {"layers": 2} | PLAIN
 _two, _easier = f"{TASK} 2 layers of width 2 and 10", "the first and the last token are easier than any between."
 _claim = f"{_two} differ in kind from 1 layer: they tell positions apart (k = 0)."
@@ -335,9 +330,8 @@ read.state(liu, "lost-in-the-middle", f"{_two} are lost in the middle: {_easier}
 _claim = f"{TASK} 3 layers of width 2 and 10 are lost in the middle as 2 are: {_easier}"
 read.state(liu, "three-layers-lost-in-the-middle", _claim, read.lies(LOST, read.over(0), _at | {"layers": 3}))
 _claim = f"{TASK} residual streams, then a feed-forward, break the plateau of the loss over k (3 layers, width 10)."
-_broken = [
-    read.lies(read.change(MIDDLE, *sides), read.under(-BREAKS), DEEP) for sides in ((PLAIN, STREAM), (STREAM, BOTH))
-]
+_falls = [read.change(MIDDLE, *sides) for sides in ((PLAIN, STREAM), (STREAM, BOTH))]
+_broken = [read.lies(fall, read.under(-BREAKS), DEEP) for fall in _falls]
 read.state(liu, "plateau-broken", _claim, *_broken)
 _claim = f"{TASK} residual streams and a feed-forward give the curve of loss over k spikes where it had a plateau"
 read.state(liu, "spiky", f"{_claim} (3 layers, width 10).", read.grows(SHARED, [PLAIN, BOTH], DEEP))
