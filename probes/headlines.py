@@ -182,7 +182,10 @@ DIMS = {"prompt": "prompts", "position": "tokens each", "context": "lists"}
 def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:
     """Everything there is to tell of results."""
     found = [headlines(measure, results), *measure.tables(results)]
-    return Report(measure.question, described(measure, results), found, measure.answer(results))
+    left = [
+        f"{name}: {ds.attrs['unmeasured_layers']}." for name, ds in results.items() if "unmeasured_layers" in ds.attrs
+    ]
+    return Report(measure.question, described(measure, results), found, [*measure.answer(results), *left])
 
 
 def write_tables(measure: Measure, results: Mapping[str, xr.Dataset], path: Path) -> None:

@@ -61,13 +61,34 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
 }
 
+# Families whose blocks run whole (see `test_hybrids`): hybrids of runs that attend once, the second with a layer behind its
+# attention, and latent attention.
+_RUNS = ["linear_attention", "full_attention", "linear_attention", "full_attention", "linear_attention"]
+_HYBRID: dict[str, Any] = _NARROW | {"num_hidden_layers": len(_RUNS), "layer_types": _RUNS}
+_HYBRID |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+_HYBRID |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_SHARED = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 40,
+}
+_LATENT: dict[str, Any] = {"num_key_value_heads": HEADS, "q_lora_rank": 24, "kv_lora_rank": 16, "v_head_dim": 12}
+_LATENT |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 40}
+_LATENT |= {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+SPECIAL |= {"qwen3_next": _HYBRID | _SHARED, "qwen3_5_text": _HYBRID, "qwen3_5_moe_text": _HYBRID | _SHARED}
+SPECIAL |= dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT)
+WHOLE = [name for name, row in ROWS.items() if row.parts is None]
+
 
 def small(name: str, **more: Any) -> PreTrainedConfig:
     """A row's small configuration, with these fields besides."""
     return CONFIG_MAPPING[name](**USUAL.get(name, _GROUPED) | SPECIAL.get(name, {}) | more)
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {name: partial(small, name) for name in ROWS}
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    name: partial(small, name) for name, row in ROWS.items() if row.parts is not None
+}
 
 _WHOLE = {"rope_type": "default", "rope_theta": 10000.0}
 # What the small models leave out.

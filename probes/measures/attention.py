@@ -55,7 +55,7 @@ def outputs(attention: Attention) -> Float[Tensor, "batch head query c"]:
 
 def part_of(attention: Attention, *, prompts: slice = ALL, heads: slice = ALL, positions: slice = ALL) -> Attention:
     """Of some prompts, heads and positions alone; the first positions do not depend on what follows."""
-    names, of_heads = ("query", "key", "value", "output", "normalizer"), ("slopes", "sink")
+    names, of_heads = ("query", "key", "value", "output", "normalizer", "gate"), ("slopes", "sink")
     parts = {name: getattr(attention, name) for name in (*names, *of_heads)}
     at = dict.fromkeys(names, (prompts, heads, positions)) | dict.fromkeys(of_heads, (heads,))
     return replace(attention, **{name: None if x is None else x[at[name]] for name, x in parts.items()})

@@ -88,6 +88,8 @@ def fixed(spec: Spec, length: int) -> str | None:
     """Why positions of prompts of that length cannot be numbered anew; None where they can."""
     if "learned" in spec.positional:
         return "its positions are learned and added to the embeddings"
+    if "shared rope" in spec.positional:
+        return "its heads share one rotated key, a part of theirs"
     if spec.prefix is not None or any(window is not None and window < length for window in spec.windows):
         return "some blocks have a sliding window or a prefix, which hides keys by their distance in the text"
     return None

@@ -16,6 +16,7 @@ from ..errors import InputError
 from .view import Linear, Norm, Parts, PositionalEncoding, Routing, Spec
 
 POST_NORM = "post_attention_layernorm"
+RECURRENT = "linear_attention"  # transformers' name for layers without softmax attention
 SINK_LOGITS = "sink_logits"  # ours, on a config of gpt-oss: false for a model that is trained without them
 
 
@@ -186,11 +187,13 @@ class Family:
 
     models: str  # by which users know it
     block: str
-    parts: Callable[[Any], Parts]
+    parts: Callable[[Any], Parts] | None  # None: blocks run whole, by transformers' code alone
     blocks: str = "layers"
     final_norm: str = "norm"
     attention: str = "self_attn"
     output: str = "o_proj"  # of the attention
+    latent: bool = False  # keys and values come of one latent vector; heads share the rotated part of their keys
+    gated: bool = False  # each head's queries come with gates, which its outputs are multiplied by before W_O
     learned: str | None = None  # the embedding of absolute positions; None: they are rotated
     rotated: str | None = None  # the configuration's list of which blocks rotate (1) or have no positions at all (0)
     depth_scaled: bool = False  # transformers draws output and down projections more narrowly the deeper the model is
@@ -202,6 +205,7 @@ class Family:
     no_lens: str | None = None  # why TransformerLens does not run it; None: it does
 
 
+_WHOLE = "its blocks run whole"
 FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
     {
         "llama": Family("Llama 1 to 3, SmolLM2, TinyLlama", "LlamaDecoderLayer", _llama_parts),
@@ -250,13 +254,27 @@ FAMILIES: MappingProxyType[str, Family] = MappingProxyType(
             output="dense",
             fused=_gpt_neox_fused,
         ),
+        "qwen3_next": Family("Qwen3-Next", "Qwen3NextDecoderLayer", None, gated=True, no_lens=_WHOLE),
+        "qwen3_5_text": Family("Qwen3.5 (text)", "Qwen3_5DecoderLayer", None, gated=True, no_lens=_WHOLE),
+        "qwen3_5_moe_text": Family("Qwen3.5-MoE (text)", "Qwen3_5MoeDecoderLayer", None, gated=True, no_lens=_WHOLE),
+        "deepseek_v2": Family("DeepSeek-V2", "DeepseekV2DecoderLayer", None, latent=True, no_lens=_WHOLE),
+        "deepseek_v3": Family("DeepSeek-V3, R1", "DeepseekV3DecoderLayer", None, latent=True, no_lens=_WHOLE),
     }
 )
+# Of others that were looked at, why they are not there.
+_STREAMS = (
+    "its blocks hand on four streams, mix them themselves and read the token ids again, and a view has one stream"
+)
+NOT_SUPPORTED: dict[str, str] = dict.fromkeys(("gemma3n", "gemma3n_text"), _STREAMS)
+NOT_SUPPORTED |= dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), "it has no softmax attention")
+NOT_SUPPORTED |= {"deepseek_v32": "its queries see keys that an indexer chooses"}
 
 
 def family_of(config: Any) -> Family:
     """The table's row for a configuration, or for a model type."""
     kind = config if isinstance(config, str) else config.model_type
+    if kind in NOT_SUPPORTED:
+        raise InputError(f"model type '{kind}' is not supported: {NOT_SUPPORTED[kind]}; give a model of another family")
     if kind not in FAMILIES:
         raise InputError(f"model type '{kind}' is not supported; supported families: {', '.join(FAMILIES)}")
     if getattr(config, "use_bidirectional_attention", False):
@@ -288,17 +306,45 @@ def rope_types(config: Any) -> set[str]:
     return {rule.get("rope_type", "default") for rule in (rules, *rules.values()) if isinstance(rule, Mapping)}
 
 
+def runs_of(config: Any) -> list[range]:
+    """The layers that make up each block: several where recurrent ones (linear attention) stand between softmax attention.
+
+    A run ends with its softmax attention; recurrent layers behind the last one belong to the last run.
+    """
+    kinds = (getattr(config, "layer_types", None) or [])[: config.num_hidden_layers]
+    if RECURRENT not in kinds:
+        return [range(n, n + 1) for n in range(config.num_hidden_layers)]
+    ends = [n + 1 for n, kind in enumerate(kinds) if kind != RECURRENT]
+    if not ends:
+        raise InputError(f"this {config.model_type} has no layer with softmax attention; give a model that has one")
+    ends[-1] = len(kinds)
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def left_out(config: Any) -> str | None:
+    """In words, what of a hybrid is not measured; None where all layers have softmax attention."""
+    kinds = (getattr(config, "layer_types", None) or [])[: config.num_hidden_layers]
+    if RECURRENT not in kinds:
+        return None
+    attend = ", ".join(str(n) for n, kind in enumerate(kinds) if kind != RECURRENT)
+    return (
+        f"{kinds.count(RECURRENT)} of {len(kinds)} layers ({RECURRENT}) have no patterns and are left out; "
+        f"blocks are runs of layers that attend once, in layers {attend}"
+    )
+
+
 def spec_of(config: Any) -> Spec:
     """The architecture a transformers configuration describes."""
     family = family_of(config)
-    heads, blocks, width = config.num_attention_heads, config.num_hidden_layers, config.hidden_size
-    head_dim = getattr(config, "head_dim", None) or width // heads
+    runs, heads, width = runs_of(config), config.num_attention_heads, config.hidden_size
+    blocks, head_dim = len(runs), getattr(config, "v_head_dim" if family.latent else "head_dim", None) or width // heads
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):  # Qwen2 and Qwen3 carry the number without using it
         window = None
     encoding: PositionalEncoding = "rope" if family.learned is None else "learned"
+    encoding = "shared rope" if family.latent else encoding
     rotated = [1] * blocks if family.rotated is None else getattr(config, family.rotated)
-    types = getattr(config, "layer_types", None) or ["sliding_attention"] * blocks
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return Spec(
         family=config.model_type,
         blocks=blocks,
@@ -308,9 +354,10 @@ def spec_of(config: Any) -> Spec:
         width=width,
         vocabulary=config.vocab_size,
         positional=tuple(encoding if on else "none" for on in rotated[:blocks]),
-        windows=tuple(window if kind == "sliding_attention" else None for kind in types[:blocks]),
+        windows=tuple(window if "sliding_attention" in types[run[0] : run[-1] + 1] else None for run in runs),
         max_length=getattr(config, "max_position_embeddings", None),
         initializer_range=getattr(config, "initializer_range", None),
         sink_logits=family.sink_logits and getattr(config, SINK_LOGITS, True),
         post_norm=family.post_norm is not None,
+        left_out=left_out(config),
     )

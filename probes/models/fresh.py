@@ -54,6 +54,10 @@ def without_weights(config: Any) -> Any:
 def birth_of(config: Any, rule: Initialization) -> Birth:
     """What fresh weights of this configuration are drawn from under a rule."""
     family, decoder = family_of(config), without_weights(config).get_decoder()
+    if family.parts is None:
+        raise InputError(
+            f"blocks of {config.model_type} run whole, and the theory takes them apart; give another family"
+        )
     every = [family.parts(block) for block in getattr(decoder, family.blocks)]
     parts, norm = every[0], every[0].attention_norm or every[0].post_attention_norm
     assert norm is not None
@@ -99,7 +103,9 @@ def fresh_model(config: Any, seed: int, rule: Initialization, *, positional: boo
     _rescale(model, rule)
     family, decoder = family_of(config), model.get_decoder()
 
-    def unrotated(module: nn.Module, args: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def unrotated(module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):  # cos + i sin
+            return output.abs().to(output.dtype)
         cos, sin = output
         return torch.sqrt(cos**2 + sin**2), torch.zeros_like(sin)
 
@@ -130,6 +136,12 @@ def hold_sink_logits(model: Any) -> None:
 def _rescale(model: Any, rule: Initialization) -> None:
     """Matrices as drawn by the model's configuration become those of `rule`, in place."""
     drawn_by, family, decoder = initialization_of(model.config), family_of(model.config), model.get_decoder()
+    if family.parts is None:
+        if rule != drawn_by:
+            raise InputError(
+                f"fresh weights of {model.config.model_type} are drawn as its config says; give initialization 'config'"
+            )
+        return
     matrices = [("embedding", model.get_input_embeddings().weight)]
     if model.get_output_embeddings().weight is not matrices[0][1]:
         matrices.append(("unembedding", model.get_output_embeddings().weight))

@@ -72,6 +72,9 @@ def _kernel(attention: Attention, normalizer: bool) -> tuple[Tensor, Tensor | No
     query, key, value, scale = attention.query, attention.key, attention.value, attention.scale
     # The operators do not check the last stride, as the function that chooses among them does; an edit may give any.
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    if (narrower := query.shape[-1] - value.shape[-1]) > 0:  # latent keys: kernels want one width
+        whole, log_z = _kernel(replace(attention, value=functional.pad(value, (0, narrower))), normalizer)
+        return whole[..., :-narrower], log_z
     if normalizer and not (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
         if query.device.type == "cpu" and query.dtype != torch.float16:
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True, scale=scale)

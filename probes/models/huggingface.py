@@ -116,6 +116,8 @@ class HuggingFaceView(Watched):
         for attention, window in zip(self._attentions, self.spec.windows, strict=True):
             if hasattr(attention, "sliding_window"):  # of a block in another's place; masks go by the place
                 attention.sliding_window = window
+        for attention in self._attentions if self._family.gated else ():
+            attention.q_proj.register_forward_hook(partial(_keep_gate, attention))
 
     def _use(self, model: Any) -> None:
         """Run this shadow."""
@@ -135,6 +137,8 @@ class HuggingFaceView(Watched):
                 most = self.spec.max_length
                 raise InputError(f"beyond: {self._name} has {most} learned positions and no more; leave it out")
             self.spec = replace(self.spec, max_length=None)
+        if self.spec.left_out is not None:  # recurrent layers would have to continue, too
+            self.behind = None  # type: ignore[assignment, method-assign]
         if "longrope" in rope_types(config):  # frequencies are those of the whole text's length, written in every pass
             self.behind = None  # type: ignore[assignment, method-assign]
             for module in self._decoder.rotary_emb.modules():
@@ -348,6 +352,7 @@ class HuggingFaceView(Watched):
     def parts(self, layer: int) -> Parts | None:
         if self.obstacle(layer) is not None:
             return None
+        assert self._family.parts is not None
         block = self._blocks[layer]
         if self._split:
             block = split.gathered(block, self.device)
@@ -356,6 +361,8 @@ class HuggingFaceView(Watched):
     def obstacle(self, layer: int) -> str | None:
         """What may keep the block from computing what its weights say; None if nothing does."""
         block = self._blocks[layer]
+        if self._family.parts is None:
+            return f"blocks of {self.spec.family} run whole"
         if type(block).__name__ != self._family.block:
             return f"class '{type(block).__qualname__}', where {self._family.block} is known"
         return obstacle(block)
@@ -377,6 +384,11 @@ class HuggingFaceView(Watched):
 listening: ContextVar[Listening] = ContextVar("headwater_attention_listener")
 
 
+def _keep_gate(attention: Any, module: nn.Module, args: Any, output: Tensor) -> None:
+    """Until the attention function is called, which is not told the gates: each head has its queries, then its gates."""
+    attention.gates = output.unflatten(-1, (-1, 2, attention.head_dim))[..., 1, :].transpose(1, 2)
+
+
 def _attention_forward(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
@@ -386,6 +398,7 @@ def _attention_forward(
     layer = heard.modules[id(module)]
     query, key, value = (heard.edited(layer, site, x) for site, x in (("query", query), ("key", key), ("value", value)))
     how = {"softcap": kwargs.get("softcap"), "window": kwargs.get("sliding_window"), "sink": kwargs.get("s_aux")}
+    how["gate"] = None if (gates := vars(module).pop("gates", None)) is None else gates.sigmoid()
     attention = heard.multiplied(layer, query, key, value, kwargs.get("scaling"), **how)
     if heard.past is not None:
         attention = heard.past.attend(layer, attention)

@@ -22,7 +22,7 @@ from .initialization import ASSUMED, CONFIG, Rule
 from .named import CHECKPOINTS as CHECKPOINTS
 from .named import DTYPES, DType, Found, Reading, bundled, check_finite, find, located, read_tokenizer
 from .ragged import by_text
-from .view import Birth, View
+from .view import Birth, View, obstacle
 
 if TYPE_CHECKING:
     from .huggingface import HuggingFaceView
@@ -173,7 +173,10 @@ def fresh(
         with torch.no_grad():
             for layer in range(view.spec.blocks):
                 parts = view.parts(layer)
-                assert parts is not None  # no caller has put anything on this model
+                if parts is None:
+                    raise InputError(
+                        f"residual_scale={residual_scale:g} changes parts of blocks, and {obstacle(view, layer)}"
+                    )
                 parts.o.weight.mul_(residual_scale)
                 parts.down.weight.mul_(residual_scale)
     return view

@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..errors import InputError
 from . import split
-from .families import Family
+from .families import Family, runs_of
 from .structure import KNOWN, keeps_state, structure
 
 OBSERVING = "transformers.utils.output_capturing"  # whose hooks stay for good and change nothing
@@ -146,6 +146,15 @@ def _leads_back(output: Tensor, inputs: Sequence[Tensor]) -> bool:
     return not begin.isdisjoint(seen)
 
 
+class Run(nn.ModuleList):
+    """Layers of a hybrid as one block, which attends once."""
+
+    def forward(self, stream: Tensor, **how: Any) -> Tensor:
+        for layer in self:
+            stream = layer(stream, **how)  # no text is padded, so that every layer's mask is None
+        return stream
+
+
 def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
     """The blocks of a shadow that a pass runs."""
     blocks, config = getattr(decoder, family.blocks), decoder.config
@@ -154,6 +163,9 @@ def running_blocks(decoder: Any, family: Family) -> nn.ModuleList:
             f"the model has {len(blocks)} blocks where its config says {config.num_hidden_layers}; "
             "make num_hidden_layers and the config's lists by block agree with it"
         )
+    if len(runs := runs_of(config)) < len(blocks):
+        blocks = nn.ModuleList(Run(blocks[n] for n in run) for run in runs)
+        setattr(decoder, family.blocks, blocks)
     attentions = [attention_of(block, n, family) for n, block in enumerate(blocks)]
     if len(set(map(id, attentions))) < len(blocks):
         raise InputError("a block, or its attention, stands at two places of the model; give each a copy of its own")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .initialization import CONFIG, Rule
 
-PositionalEncoding = Literal["rope", "learned", "none"]
+PositionalEncoding = Literal["rope", "shared rope", "learned", "none"]  # shared: one rotated key for all heads (MLA)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spec:
     blocks: int
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of values
     width: int
     vocabulary: int
     positional: tuple[PositionalEncoding, ...]
@@ -41,6 +41,7 @@ class Spec:
     prefix: int | None = None  # every query sees the first so many positions; under a full mask that is all
     sink_logits: bool = False  # every head has a learned one (see `Attention.sink`)
     post_norm: bool = False  # norms on the branches' outputs, before these are added
+    left_out: str | None = None  # of a hybrid: its layers without softmax attention; a block may then be several layers
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ class Attention:
     normalizer: Float[Tensor, "batch head position"] | None = None
     reweigh: tuple[Reweigh, ...] = ()
     sink: Float[Tensor, " head"] | None = None  # a learned logit that takes part in each softmax and reads nothing
+    gate: Float[Tensor, "batch head position c"] | None = None  # what `output` is multiplied by before W_O
 
     def first_key(self, start: int) -> int:
         """The first key that any query from `start` on sees."""

@@ -64,12 +64,13 @@ def provenance(model: Any, tokens: Int[Tensor, "prompt position"], **options: An
     ISO 8601). For a model with a replacement at position 0 (`probes.swapped`) also `replacement`, for one that is changed
     otherwise (`probes.ablated`) `changed`; for one out of a GGUF file `weights_file` (JSON: its name, SHA-256 and number of
     tensors by type), from which the weights were dequantized; of a float32 model on a GPU that knows TF32
-    `float32_products`, where it is used.
+    `float32_products`, where it is used; of a hybrid `unmeasured_layers`, those without softmax attention.
     """
     identity = model.identity
     names = ("revision", "condition", "weights", "config", "backend", "dtype", "device")
     found = {"model": identity.name, **{name: getattr(identity, name) for name in names}}
     more = {"initialization": identity.initialization, "replacement": getattr(model, "replacement", None)}
+    more |= {"unmeasured_layers": model.spec.left_out}
     more |= {"weights_file": identity.weights_file, "changed": getattr(model, "said", None) or None}
     found |= {"tokens_sha256": tokens_hash(tokens), "options": options}
     if coarse(model.device, model.dtype):

@@ -240,9 +240,14 @@ class Sums:
         `prompts` stand the second view's.
         """
         found = dict[str, Tensor]()
+
+        def gated(x: Float[Tensor, "row head _ c"]) -> Float[Tensor, "row head _ c"]:
+            """What W_O reads at the queries 1 to `reach`."""
+            return x if attention.gate is None else x * attention.gate[:, :, 1:reach]
+
         if len(attention.query) > prompts:
             found["reacts"] = _reactions(part_of(attention, positions=slice(reach)), prompts) / max(0, reach - 2)
-            first, other = outputs(attention)[:, :, 1:reach].split(prompts)
+            first, other = gated(outputs(attention)[:, :, 1:reach]).split(prompts)
             found["reacts_output"] = (squares(first - other) * by_stream).mean(-1)
             attention = part_of(attention, prompts=slice(prompts))
         if self.chosen is None:
@@ -257,7 +262,7 @@ class Sums:
         found |= {"alpha": on_keys / self.until_end, "over": over}
 
         value, output = attention.value, outputs(attention)
-        written_0 = squares(value[..., :1, :])
+        written_0 = squares(gated(value[..., :1, :]))
         for name, x in zip(NORMS, (value, attention.key), strict=True):
             sizes = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x).dtype)
             found[name] = torch.stack([double(sizes[..., 0]), double(sizes[..., 1:]).mean(-1)], -1)
@@ -265,10 +270,10 @@ class Sums:
             log_z = double(normalizers(attention)[..., 1:])
             found["sink_logit_share"] = (attention.sink.to(log_z)[:, None] - log_z).exp().mean(-1)
 
-        weights, whole = double(weights[..., 1:reach]), squares(output[..., 1:reach, :])
+        weights, whole = double(weights[..., 1:reach]), squares(gated(output[..., 1:reach, :]))
         elsewhere = whole  # behind a window of 1 no query sees position 0, and nothing has a size
         if reach > 1:
-            elsewhere = squares(outputs(_behind_0(attention, reach)))
+            elsewhere = squares(gated(outputs(_behind_0(attention, reach))))
         own = weights.square() * written_0
         return found | {
             "attends": weights.mean(-1),
