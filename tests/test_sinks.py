@@ -16,7 +16,7 @@ import probes
 from probes.cli.console import print_table
 from probes.data.prompts import draw
 from probes.headlines import numbers
-from probes.measures.sinks import MEASURE, Options, sinks
+from probes.measures.sinks import MEASURE, Options, secondary, sinks
 from probes.measures.sinks.collectors import LEAST, collectors, named, token_rows
 from probes.measures.sinks.roles import COLUMNS, PLACES, counts, head_rows
 from probes.measures.sinks.sums import uniform_alpha
@@ -38,6 +38,60 @@ def expected(model: Any, tokens: Any, chosen: Any) -> Any:
     through = [[measured.behind(model, one, layer) for layer in range(model.spec.blocks)] for one in found]
     limits = {"behind": through, "chosen": chosen, "threshold": 0.3, "tau": 0.2}
     return reference_heads.sinks(**parts, weights=weights, windows=model.spec.windows, **limits)
+
+
+# ------------------------------------------------------------------------------------------------ secondary sinks
+
+
+def test_positions_are_aligned_by_the_streams_that_transformers_has(monkeypatch):
+    monkeypatch.setattr(secondary, "COSINE", 0.3)  # in a small random model 0.9 would count none
+    model, tokens = families.model("llama", dtype=torch.float64), drawn_tokens(3, LENGTH)
+    found = sinks(HuggingFaceView(model), tokens, keys="all")["aligned_share"]
+    with torch.no_grad():
+        streams = model(tokens, output_hidden_states=True).hidden_states
+    for layer in range(1, families.BLOCKS):
+        x = streams[layer].numpy()
+        for rule, centre in zip(secondary.RULES, (x[:, 1:].mean(1, keepdims=True), 0.0), strict=True):
+            y = x - centre
+            cosines = (y[:, 1:] @ y[:, 0, :, None])[..., 0] / np.linalg.norm(y[:, 1:], axis=-1)
+            cosines /= np.linalg.norm(y[:, 0], axis=-1)[:, None]
+            share = ((cosines if rule == secondary.RULES[0] else np.abs(cosines)) > 0.3).mean(1)
+            np.testing.assert_allclose(found.sel(rule=rule, layer=layer), share)
+    assert 0 < float(found.mean()) < 1
+    assert not found.sel(layer=0).any()  # which reads embeddings
+
+
+def test_what_all_streams_have_in_common_hides_no_direction_once_it_is_taken_out():
+    streams = torch.eye(16, dtype=torch.float64)[None, :8].clone()
+    streams[0, 3] = 2 * streams[0, 0]  # the direction of position 0, and nothing else has it
+    np.testing.assert_array_equal(secondary.aligned(streams)[0].sum(-1), [1, 1])
+    moved = streams + 100 * torch.eye(16, dtype=torch.float64)[15]
+    by_rule = secondary.aligned(moved)[0]
+    assert by_rule[0].nonzero().ravel().tolist() == [3]
+    assert int(by_rule[1].sum()) == 7  # as published, all of them
+
+
+def test_levels_are_where_alignments_arise_and_how_long_they_last():
+    prompts, blocks, length = LEAST + 1, 6, 10
+    there = np.zeros((prompts, blocks, 2, length), dtype=bool)
+    there[:LEAST, 2:5, 0, 4] = True  # a level of three prompts
+    there[:LEAST, 1:3, 0, 8] = True  # behind T/2: no weight is told
+    there[0, 4:, 0, 3] = True  # one of a single prompt
+    alpha, uniform = np.full((prompts, blocks, length // 2 + 1), 0.25), np.full((blocks, length), 0.25)
+    alpha[:LEAST, 2:5, 4] += np.array([0.1, 0.2, 0.3])[:, None]
+    norms = np.ones((prompts, blocks, length))
+    norms[:, :, 4] = 0.5
+    tokens = np.tile(np.arange(length), (prompts, 1))
+    found, words = secondary.secondary(there, norms, alpha, uniform, tokens, None, None)
+    assert np.stack([found[f"level_{name}"] for name in ("block", "blocks", "positions", "prompts")], 1).tolist() == [
+        [1, 2, LEAST, LEAST],
+        [2, 3, LEAST, LEAST],
+    ]
+    assert np.isnan(found["level_excess"][0])
+    np.testing.assert_allclose([found["level_excess"][1], found["level_elsewhere"][1]], [0.2, 0], atol=1e-12)
+    assert found["level_excess_low"][1] < 0.2 < found["level_excess_high"][1]
+    np.testing.assert_allclose(found["level_norm"], [1, 0.5])
+    assert [word.split()[-1] for word in words] == [str(LEAST)] * 2
 
 
 # ------------------------------------------------------------------------------------------- against full patterns
