@@ -149,6 +149,8 @@ def test_what_these_families_cannot_be_asked_is_one_line():
         assert whole in refused(probes.theory.second_moment, view(name), IDS[:1])
         assert whole in refused(probes.jacobian, view(name), IDS[:1], engine="parts")
         assert whole in refused(probes.born, config)
+        if name == "qwen3_next":  # of which TransformerLens has a bridge
+            assert whole in refused(probes.load, original(name), "transformer_lens")
         assert whole in refused(probes.fresh, config, residual_scale=0.5)
         assert "give initialization 'config'" in refused(view(name).reinitialized, 0, initialization="1/24")
         assert view(name).reinitialized(0, positional=False).identity.condition == "init-nope"

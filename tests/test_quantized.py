@@ -42,6 +42,20 @@ def test_numbers_are_those_of_the_dequantized_weights(kind, tmp_path):
         assert ours.attrs["engine"] == "autograd"
 
 
+def test_weights_and_passes_as_compressed_tensors_leaves_them_are_never_taken_for_plain_ones():
+    """Codes until a hook on the whole model decompresses them, then layers whose forward pass rounds."""
+    model = llama()
+    model.ct_decompress_hook = model.register_forward_pre_hook(lambda module, args: None)
+    assert "decompresses this model in its first pass" in families.refused(probes.sinks, model, IDS)
+    model.ct_decompress_hook.remove()
+    del model.ct_decompress_hook
+    for layer in families.blocks(model).modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.forward = torch.no_grad()(layer.forward)
+    assert np.isfinite(probes.sinks(model, IDS).alpha).all()
+    assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1])
+
+
 def test_a_bridge_over_quantized_layers_is_the_same_model():
     model = replaced(Codes)
     own, bridged = probes.load(model), probes.load(model, "transformer_lens")

@@ -37,7 +37,7 @@ from .fresh import fresh_model, initialization_of
 from .fused import Listening, attend, check_told
 from .identity import Stored, stored, weights_hash
 from .initialization import CONFIG, Initialization, Rule
-from .shadow import attention_of, differentiable, obstacle, output_head, running_blocks, shadow, unknown
+from .shadow import attention_of, differentiable, obstacle, output_head, own_way, running_blocks, shadow
 from .structure import Contents, moved, structure
 from .view import Edit, Identity, Norm, Parts, Trace, Watched, never_fired
 
@@ -130,7 +130,7 @@ class HuggingFaceView(Watched):
         self._final_norm: nn.Module = getattr(self._decoder, self._family.final_norm)
         self._name = described.name or config.name_or_path or f"in-memory {config.model_type}"
         self.initialization, self.tokenizer = described.initialization, described.tokenizer
-        self._unknown = any(unknown(module) is not None for module in model.modules())
+        self._unknown = any(map(own_way, model.modules()))
         self.spec = spec_of(config)
         if described.beyond:  # texts longer than the checkpoint was made for
             if "learned" in self.spec.positional:

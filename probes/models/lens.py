@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from ..errors import InputError, reason
 from .checks import first_ids
-from .families import spec_of
+from .families import family_of, spec_of
 from .fused import Listening, attend
 from .huggingface import HuggingFaceView
 from .identity import Stored
@@ -57,12 +57,17 @@ class LensView(HuggingFaceView):
         super().__init__(bridge, tokenizer=tokenizer, **described)
 
     def _wrap(self, model: Any) -> None:
+        config = model.original_model.config
+        if family_of(config).parts is None:
+            raise InputError(
+                f"blocks of {config.model_type} run whole, by transformers alone; use backend transformers"
+            )
         if getattr(model, "compatibility_mode", False):
             raise InputError(
                 "this TransformerBridge is in compatibility mode (folded, centred weights); "
                 "give it as booted, with raw weights"
             )
-        if getattr(model.original_model.config, "scale_attn_weights", True) is False:
+        if getattr(config, "scale_attn_weights", True) is False:
             raise InputError("a bridge scales logits in spite of scale_attn_weights=False; give the model itself")
         self._use(_unwired(shadow(model)).original_model)
 

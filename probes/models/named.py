@@ -31,7 +31,11 @@ CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
-DEQUANTIZED = ("fp8", "mxfp4")  # of which transformers makes plain weights on request, scales applied
+DEQUANTIZED = (
+    "fp8",
+    "mxfp4",
+    "compressed-tensors",
+)  # of which transformers makes plain weights on request, scales applied
 PATIENCE = 10  # seconds that the hub has to answer
 BESIDE = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of beside its weights
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -32,8 +32,14 @@ def shadow(model: Any) -> Any:
     Forward passes that `torch.compile` put on its modules are gone.
 
     Raises:
-        InputError: accelerate's hooks on it would change the parameters themselves, or modules of it are compiled alone.
+        InputError: accelerate's hooks on it would change the parameters themselves, modules of it are compiled alone, or
+            it is not decompressed yet.
     """
+    if hasattr(model, "ct_decompress_hook"):  # a view runs the decoder, and would take codes for weights
+        raise InputError(
+            "compressed-tensors decompresses this model in its first pass; run one, or load it with "
+            "CompressedTensorsConfig(dequantize=True)"
+        )
     copied = structure(model)
     for module in copied.modules():
         if "_orig_mod" in module._modules:
@@ -106,6 +112,11 @@ def unknown(module: nn.Module) -> str | None:
     return None
 
 
+def own_way(module: nn.Module) -> bool:
+    """Whether it is not known what a module computes: it is unknown, or runs another forward pass than its class's."""
+    return unknown(module) is not None or replaced_forward(module) is not None
+
+
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Passes within it are differentiated: a module that is not known and cuts the derivative, or has torch's stand-in for
@@ -117,13 +128,14 @@ def differentiable(model: nn.Module) -> Iterator[None]:
         if not asked or not isinstance(output, Tensor) or not output.is_floating_point():
             return
         if not _leads_back(output, asked):
-            kind = type(module.weight) if type(module) is nn.Linear else type(module)
+            put = "the forward pass put on " * (replaced_forward(module) is not None)
+            kind = type(module.weight) if type(module) is nn.Linear and not put else type(module)
             raise InputError(
-                f"'{kind.__module__}.{kind.__qualname__}' has no derivative, which this measurement takes; measure what "
-                "needs none (sinks, leakage), or give the model unquantized"
+                f"{put}'{kind.__module__}.{kind.__qualname__}' has no derivative, which this measurement takes; measure "
+                "what needs none (sinks, leakage), or give the model unquantized"
             )
 
-    handles = [module.register_forward_hook(check) for module in model.modules() if unknown(module) is not None]
+    handles = [module.register_forward_hook(check) for module in model.modules() if own_way(module)]
     try:
         yield
     finally:
