@@ -10,7 +10,7 @@ import pytest
 import reference_heads
 import torch
 from families import HEADS, WHOLE, refused
-from measured import drawn_tokens
+from measured import brute, drawn_tokens
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -132,6 +132,8 @@ def test_edits_answers_and_derivatives_are_the_model_s(name):
     edited = seen.residual(seen.embed(IDS), edits=[Edit("output", 1, torch.zeros_like)])
     torch.testing.assert_close(seen.unembed(seen.norm(edited)), logits, rtol=1e-4, atol=1e-3)
     assert np.array_equal(probes.sinks(seen, IDS, answer=3).tokens, written)
+    jacobian = probes.jacobian(seen, IDS[:1], method="exact").sensitivity[0]
+    np.testing.assert_allclose(jacobian, brute(original(name), IDS[:1], LENGTH - 1), rtol=1e-3)
 
 
 def test_what_is_left_out_is_said_in_results_and_tables():
