@@ -92,7 +92,7 @@ class Place:
         return self.name or f"{moved[self.group]}, d sigma^2 {self.strength:g}"
 
 
-# As published, by what transformers does not take anyway; the 7B one with fewer blocks than its 32, which would not fit.
+# As published; the 7B one with fewer blocks than its 32, which would not fit.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "GPT-2": {"model_type": "gpt2", "n_head": 12, "n_embd": 768, "n_layer": 12},
     "Qwen2.5-0.5B": {
@@ -108,7 +108,16 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     },
-    "Llama-7B width": {"model_type": "llama", "num_hidden_layers": 4, "max_position_embeddings": 4096},
+    "Llama-7B width": {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+    },
 }
 MODELS = (
     Place("model", 768 * 0.02**2, 768, 12, 256, name="GPT-2"),
