@@ -18,6 +18,7 @@ import probes
 from probes import headlines
 from probes.measures import leakage, sinks
 from probes.models.evict import evicted
+from probes.models.identity import stored, weights_hash
 from probes.models.view import Edit
 
 LENGTH, OTHER = 14, 9  # OTHER: an id to put at position 0
@@ -162,3 +163,10 @@ def test_what_these_families_cannot_be_asked_is_one_line():
         assert why in refused(probes.fresh, {"model_type": name})
     recurrent = families.small("qwen3_next", layer_types=["linear_attention"] * 5)
     assert "no layer with softmax attention" in refused(probes.fresh, recurrent)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_weights_are_hashed_by_the_names_that_transformers_has(name):
+    seen = view(name)
+    assert weights_hash(seen.stored()) == weights_hash(stored(original(name)))
+    assert probes.sinks(seen, IDS).attrs["weights"]  # and the view runs on

@@ -16,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional
 
+from probes.errors import InputError
 from probes.models.linear import LinearizedBlock, normalized
 from probes.models.view import Parts, Spec, View
 from probes.run.precision import double
@@ -169,6 +170,8 @@ class Matching:
         strengths where there are none. `frequencies` as the function of this name gives them.
         """
         at_least("length", length, 2)
+        if (positional := spec.positional[0]) == "shared rope":
+            raise InputError(f"toys have no latent attention, which {spec.family} has; give a model of another family")
         s = self.settings
         head = max(LEAST_HEAD, 2 * round(s.width / spec.heads / 2))
         planes, turns = head // 2, frequencies[0]
@@ -181,7 +184,7 @@ class Matching:
             length=min(length, s.longest),
             vocabulary=spec.vocabulary,
             outputs=s.vocabulary,
-            positional=spec.positional[0],
+            positional=positional,
             # A base's wavelengths are evenly spaced logarithms: so are those of every n-th plane.
             frequencies=None if turns is None else tuple(turns[n * len(turns) // planes] for n in range(planes)),
             feed_forward=True,

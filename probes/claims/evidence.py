@@ -156,11 +156,16 @@ def _of_models(kinds: Sequence[str], who: Callable[..., Judged | None], first: s
 
 
 def in_each(results: Mapping[str, Results], tell: Tell) -> Judged | None:
-    """The verdict over all models that are a case, of any size, by results of each. None without any."""
+    """The verdict over all models that are a case, of any size, by results of each. None without any.
+
+    Judged on are those whose own test is measured.
+    """
     cases = {name: told for name, by_kind in results.items() if (told := case(tell, by_kind))}
     kinds = dict.fromkeys(kind for name in cases for kind in results[name])
     used = [results[name][kind] for kind in kinds for name in cases if kind in results[name]]
-    return judged(cases, ", ".join(cases), used)
+    alone = {name: judged(told, name, ()) for name, told in cases.items()}
+    deciding = [name for name, found in alone.items() if found and found.verdict != "not measured"]
+    return judged(cases, ", ".join(deciding or cases), used)
 
 
 def in_real(results: Mapping[str, Results], tell: Tell) -> Judged | None:

@@ -11,7 +11,7 @@ from .ledger import Source
 from .readings import estimated, over_documents
 from .rules import Test, Told, above, below, every, told
 
-NOT = " (smaller caches, shorter texts than the source's)"
+NOT = "not counted, as caches are smaller or texts shorter than the source's: "
 FAILS, TENTH = 1.0, 0.1  # nat; of the loss that no first keys cost: ours
 FOUR = {"first_keys": 4, "numbering": "cache"}
 CACHE, TEXT = 1020, 8192  # last keys beside four first ones, tokens: the source's texts are many times its cache
@@ -29,14 +29,17 @@ LITTLE = f"what four first keys cost in loss, less {TENTH:g} of what none cost (
 
 def by_last(kinds: Results, tell: Callable[[xr.Dataset], Interval], test: Callable[[Interval], Test]) -> Told:
     """What is told of each number of last keys, where caches have lost keys; the test has to hold for all that count."""
-    words, tests = [], []
+    words, others, tests = list[str](), list[str](), list[Test]()
     for ds in kinds.values():
         for last in map(int, ds["last_keys"].values):
             cost, length = tell(ds.sel(cache="cut", last_keys=last)), ds.sizes["position"]
-            counts = last >= CACHE and length >= TEXT // CACHE * last
-            words.append(f"{told(cost, '.3f')} nat with {last:,} of {length:,}")
-            tests.append(test(cost) if counts else None)
-    return ", ".join(words) + NOT * (not any(tests)), every(tests)
+            said = f"{told(cost, '.3f')} nat with {last:,} of {length:,}"
+            if last >= CACHE and length >= TEXT // CACHE * last:
+                words.append(said)
+                tests.append(test(cost))
+            else:
+                others.append(said)
+    return " ".join([", ".join(words), f"({NOT}{', '.join(others)})" * bool(others)]).strip(), every(tests)
 
 
 def four_cost_less(kinds: Results, first_keys: int, numbering: str = "cache", share: float = 1.0) -> Told:

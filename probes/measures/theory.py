@@ -39,6 +39,7 @@ CAPTION = (
     "factor of 2; rollout at its best scale. Measured / kernel: how far training moves away from random matrices."
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
+LARGEST = 1 - 1e-12  # of a rank correlation, for its logarithm
 FORMS = (".3g", ".3f", ".3g")  # of these three
 SHAPE, RANKS, DISTANCE = "shape's RMS log error", "rank correlation", "Wasserstein distance"
 COLUMNS = ("model", "condition", "theory", "error (%)", SHAPE, RANKS, DISTANCE, "alpha")
@@ -100,9 +101,14 @@ def shape_error(predicted: np.ndarray, measured: np.ndarray) -> float:
     return rms_log_error(predicted[seen], measured[seen], free_scale=True) if seen.sum() > 1 else np.nan
 
 
+def fisher(rho: float) -> float:
+    """[Fisher]'s z of a rank correlation; that of 1 is large."""
+    return float(np.arctanh(np.clip(rho, -LARGEST, LARGEST)))
+
+
 errors = partial(compared, of=relative_error, kernels=True)
 shape_errors, distances = (partial(compared, of=of) for of in (shape_error, wasserstein))
-ranks = partial(compared, of=spearman, scale=(np.arctanh, np.tanh))  # [Fisher]'s, which leads to no correlation above 1
+ranks = partial(compared, of=spearman, scale=(fisher, np.tanh))  # no end above 1
 
 
 def shares(ds: xr.Dataset) -> xr.DataArray:
@@ -129,8 +135,11 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
     for model, ds in results.items():
         off = errors(ds).sel(estimate="value")
         name = SAID["score_path"] if SAID["score_path"] in off.theory else str(off.theory[0].item())
-        parts = [f"{number(100 * off.sel(theory=name, condition=c))} % ({c})" for c in off.condition.values]
-        lines.append(f"{model}: the {name} is {', '.join(parts)} off the measured profile, mean over positions.")
+        known = {str(c): 100 * off.sel(theory=name, condition=c) for c in off.condition.values}
+        parts = [f"{number(value)} % ({c})" for c, value in known.items() if np.isfinite(value)]
+        said = f"the {name} is {', '.join(parts)} off the measured profile, mean over positions" if parts else ""
+        lost = [f"the {name} is not finite ({c})" for c, value in known.items() if not np.isfinite(value)]
+        lines.append(f"{model}: {'; '.join(filter(None, [said, *lost]))}.")
     return lines
 
 

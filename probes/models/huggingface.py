@@ -187,7 +187,14 @@ class HuggingFaceView(Watched):
 
     def stored(self) -> Stored:
         """All numbers of the model by transformers' names, which its hash is taken over."""
-        return stored(self._model)
+        if self.spec.left_out is None:
+            return stored(self._model)
+        name, running = self._family.blocks, self._blocks
+        setattr(self._decoder, name, nn.ModuleList(layer for run in running for layer in run.children()))
+        try:
+            return iter(list(stored(self._model)))
+        finally:
+            setattr(self._decoder, name, running)
 
     # -- forward passes
 

@@ -92,7 +92,7 @@ class MeasuredBlock:
         stream, added = (
             x.to(self.dtype).norm(dim=-1) for x in (self.block.stream[0], self.block.middle - self.block.stream)
         )
-        return (added / (stream + added)).mean()
+        return (added / (stream + added).clamp_min(torch.finfo(added.dtype).tiny)).mean()
 
     def mixed(self, row: Float[Tensor, " position"]) -> Float[Tensor, " position"]:
         """A row of the rollout below the block, from that above it, once `down` has seen the patterns."""

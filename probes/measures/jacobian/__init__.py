@@ -219,7 +219,7 @@ def trough(values: Float[np.ndarray, "prompt *where position"]) -> Float[np.ndar
 
 
 Agreement: TypeAlias = Callable[[np.ndarray, np.ndarray], float]  # of a predicted profile and the measured one
-Scale: TypeAlias = tuple[np.ufunc, np.ufunc]
+Scale: TypeAlias = tuple[Callable[[float], float], Callable[[np.ndarray], np.ndarray]]
 LOGARITHM: Scale = (np.log, np.exp)
 
 

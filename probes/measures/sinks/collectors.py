@@ -64,21 +64,26 @@ def collectors(
         mean = np.where(often >= LEAST, excess.sum(0) / times.sum(0), -np.inf)
         best = np.argsort(-mean, kind="stable")[:TOKENS]
         best = best[np.isfinite(mean[best])]
-        ends = jackknife(_ratio, np.stack([excess[:, best], times[:, best]], -1), unit)
+        ends = jackknife(means, np.stack([excess[:, best], times[:, best]], -1), unit)
         for name, row in zip(TABLE, (*ends, kinds[best]), strict=True):
             found[name][layer, : len(best)] = row
     return found | {"token_id": np.nan_to_num(found["token_id"], nan=-1).astype(np.int64)}
 
 
-def _ratio(sums: Float[np.ndarray, "prompt token two"]) -> Float[np.ndarray, " token"]:
-    """Means over occurrences; NaN where a document that is left out had all of them."""
-    whole, count = sums.sum(0).T
-    return np.divide(whole, count, out=np.full(len(whole), np.nan), where=count > 0)
+def means(sums: Float[np.ndarray, "prompt *of two"]) -> Float[np.ndarray, "*of"]:
+    """Of sums and counts the means over prompts; NaN where a document that is left out had all there is."""
+    whole, count = np.moveaxis(sums.sum(0), -1, 0)
+    return np.divide(whole, count, out=np.full(whole.shape, np.nan), where=count > 0)
+
+
+def shown(tokenizer: Any | None, token: int) -> str:
+    """A token's name, spaces made visible."""
+    return token_name(tokenizer, token).replace(" ", "␣")
 
 
 def named(ids: Int[np.ndarray, "layer collector"], tokenizer: Any | None) -> tuple[Any, ...]:
-    """A coordinate that names the tokens, spaces made visible."""
-    names = ["" if token < 0 else token_name(tokenizer, token).replace(" ", "␣") for token in ids.ravel().tolist()]
+    """A coordinate that names the tokens."""
+    names = ["" if token < 0 else shown(tokenizer, token) for token in ids.ravel().tolist()]
     return DIMS, np.array(names, dtype=str).reshape(ids.shape), {"long_name": "token", "units": "1"}
 
 

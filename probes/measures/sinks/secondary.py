@@ -28,21 +28,21 @@ from torch import Tensor
 from ...results.dataset import Variable
 from ...results.statistics import jackknife, unit_of
 from ...results.tables import estimated, number
-from ..reading import token_name
-from .collectors import LEAST
+from .collectors import LEAST, means, shown
 
 COSINE = 0.9  # [Wong]'s
 RULES = ("mean taken out", "as published")
 LEVELS, TOKENS = 6, 3  # the most frequent that are kept
 COLUMNS = (
-    "arises in block",
-    "lasts for blocks",
+    "arises in",
+    "blocks",
     "positions",
     "prompts",
     "tokens",
     "norm",
     "excess",
     "excess elsewhere",
+    "position 0's weight",
 )
 DIMS = ("level",)
 TABLE = {
@@ -108,20 +108,14 @@ def secondary(
         for prompt, key in at[at[:, 1] < counted]:
             both = [excess[prompt, blocks, key].mean() if blocks.any() else np.nan for blocks in (life, ~life)]
             sums[prompt] += np.stack([both, np.ones(2)], -1)
-        ends = np.stack(jackknife(_ratio, sums, unit))  # [estimate, life or elsewhere]
+        ends = np.stack(jackknife(means, sums, unit))  # [estimate, life or elsewhere]
         beside = norms[at[:, 0], :, at[:, 1]][:, life] / norms[at[:, 0], :, 0][:, life]
         rows.append([block, blocks, len(at), len({*at[:, 0].tolist()}), beside.mean(), *ends[:, 0], *ends[:, 1]])
         common = Counter(tokens[at[:, 0], at[:, 1]].tolist()).most_common(TOKENS)
-        words.append(", ".join(f"{token_name(tokenizer, token).replace(' ', '␣')} {times}" for token, times in common))
+        words.append(", ".join(f"{shown(tokenizer, token)} {times}" for token, times in common))
     names = [name for name in TABLE if name != "aligned_share"]
     found = dict(zip(names, np.array(rows, dtype=np.float64).reshape(-1, len(names)).T, strict=True))
     return found | {"aligned_share": there[..., 1:].mean(-1).swapaxes(1, 2)}, np.array(words, dtype=str)
-
-
-def _ratio(sums: Float[np.ndarray, "prompt life two"]) -> Float[np.ndarray, " life"]:
-    """Means over keys; NaN where there is none."""
-    whole, count = sums.sum(0).T
-    return np.divide(whole, count, out=np.full(len(whole), np.nan), where=count > 0)
 
 
 def most(shares: Float[np.ndarray, "prompt rule layer"]) -> Float[np.ndarray, " rule"]:
@@ -136,5 +130,7 @@ def level_rows(ds: xr.Dataset) -> list[list[str]]:
         at = ds.isel(level=level)
         whole = [str(int(at[f"level_{name}"])) for name in ("block", "blocks", "positions", "prompts")]
         sizes = [estimated(at, f"level_{name}", "+.3f") for name in ("excess", "elsewhere")]
-        rows.append([*whole, str(at["level_token"].item()), number(at["level_norm"], ".2f"), *sizes])
+        life = slice(int(at["level_block"]), int(at["level_block"] + at["level_blocks"]))
+        first = number(ds["alpha"].sel(key=0).isel(layer=life).mean(), ".3f")
+        rows.append([*whole, str(at["level_token"].item()), number(at["level_norm"], ".2f"), *sizes, first])
     return rows
