@@ -103,7 +103,8 @@ def find(source: str, revision: str | None, how: Reading) -> Found:
         raise InputError(f"'{source}' is no folder and no GGUF file; {GIVE}")
     repository, _, file = source.partition(":")
     if repository.lower().endswith(SUFFIX) or source.startswith((".", "/", "~")) or source.count("/") > 1:
-        raise InputError(f"model '{source}' does not exist; {GIVE}")
+        give = "give a hub id without the address, as owner/name" if "://" in source else GIVE
+        raise InputError(f"model '{source}' does not exist; {give}")
     if "/" not in source:
         raise InputError(
             f"model '{source}'{near(source, (*bundled(), *PACKAGED))} is neither bundled ({', '.join(bundled())}) nor "
@@ -147,7 +148,7 @@ def _from_hub(source: str, revision: str | None, file: str) -> Path:
     except errors.GatedRepoError:
         raise InputError(f"'{source}' is gated; accept its terms on its page on the hub, and {log_in}") from None
     except errors.RepositoryNotFoundError:
-        raise InputError(f"'{source}' is not on the hub, or private; check the name, or {log_in}") from None
+        raise InputError(f"'{source}' is no folder here, and no model on the hub, or private; check the name, or {log_in}") from None
     except Exception as error:  # whatever the network and the disk do
         raise InputError(
             f"'{source}' is not in the local cache, or not all of it, and cannot be fetched "
