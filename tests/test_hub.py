@@ -78,7 +78,7 @@ def test_hub_ids_give_the_numbers_of_their_folders_and_no_file_is_fetched_twice(
 
 def test_what_the_hub_does_not_give_is_refused(hub):
     for name, says in (
-        ("none", "is no folder here, and no model on the hub, or private; check the name, or log in (hf auth login, or HF_TOKEN)"),
+        ("none", "is no folder here, and no model on the hub, or private; check the name, or log in (hf auth login"),
         ("gated", "is gated; accept its terms on its page on the hub, and log in"),
         ("gguf", "has no model*.safetensors; give me/gguf:tiny.gguf"),
         ("gguf:q2.gguf", "has no q2.gguf; give me/gguf:tiny.gguf"),

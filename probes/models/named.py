@@ -148,7 +148,9 @@ def _from_hub(source: str, revision: str | None, file: str) -> Path:
     except errors.GatedRepoError:
         raise InputError(f"'{source}' is gated; accept its terms on its page on the hub, and {log_in}") from None
     except errors.RepositoryNotFoundError:
-        raise InputError(f"'{source}' is no folder here, and no model on the hub, or private; check the name, or {log_in}") from None
+        raise InputError(
+            f"'{source}' is no folder here, and no model on the hub, or private; check the name, or {log_in}"
+        ) from None
     except Exception as error:  # whatever the network and the disk do
         raise InputError(
             f"'{source}' is not in the local cache, or not all of it, and cannot be fetched "
