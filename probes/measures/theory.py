@@ -40,8 +40,8 @@ CAPTION = (
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
 LARGEST = 1 - 1e-12  # of a rank correlation, for its logarithm
-FORMS = (".3g", ".3f", ".3g")  # of these three
 SHAPE, RANKS, DISTANCE = "shape's RMS log error", "rank correlation", "Wasserstein distance"
+FORMS = (".3g", ".3f", ".3g")  # of these three
 COLUMNS = ("model", "condition", "theory", "error (%)", SHAPE, RANKS, DISTANCE, "alpha")
 PARTS = ("model", "condition", "value path", "score path", "attention strength", "of the first block", "of the last")
 

@@ -102,9 +102,8 @@ def secondary(
         at = np.array(often[block, blocks])
         life = np.zeros(alpha.shape[1], dtype=bool)
         life[block : block + blocks] = True
-        sums = np.zeros(
-            (prompts, 2, 2)
-        )  # over a prompt's keys: means over blocks of its life and over others; their number
+        # Over a prompt's keys: means over the blocks of its life and over the others, and how many keys.
+        sums = np.zeros((prompts, 2, 2))
         for prompt, key in at[at[:, 1] < counted]:
             both = [excess[prompt, blocks, key].mean() if blocks.any() else np.nan for blocks in (life, ~life)]
             sums[prompt] += np.stack([both, np.ones(2)], -1)
