@@ -33,7 +33,7 @@ CALLS: dict[str, tuple[Callable[..., Any], int, tuple[int, int]]] = {
     "sinks, all keys": (partial(probes.sinks, keys="all"), 110, (1024, 4096)),
     "jacobian, sketch": (partial(probes.jacobian, method="sketch", products=12, beside=True), 270, (128, 512)),
     "jacobian, exact": (partial(probes.jacobian, method="exact"), 150, (128, 512)),
-    "theory": (partial(second_moment, attention="measured", score_path=True), 300, (128, 512)),
+    "theory": (partial(second_moment, attention="measured", score_path=True), 320, (128, 512)),
 }
 
 
