@@ -39,7 +39,7 @@ CAPTION = (
     "factor of 2; rollout at its best scale. Measured / kernel: how far training moves away from random matrices."
 )
 FRAME = (0.5, 2.0)  # of ratios: words at a curve far outside would leave its panel no room
-LARGEST = 1 - 1e-12  # of a rank correlation, for its logarithm
+LARGEST = 1 - 1e-12  # rank correlation: that of 1 has an infinite z
 SHAPE, RANKS, DISTANCE = "shape's RMS log error", "rank correlation", "Wasserstein distance"
 FORMS = (".3g", ".3f", ".3g")  # of these three
 COLUMNS = ("model", "condition", "theory", "error (%)", SHAPE, RANKS, DISTANCE, "alpha")
@@ -102,7 +102,7 @@ def shape_error(predicted: np.ndarray, measured: np.ndarray) -> float:
 
 
 def fisher(rho: float) -> float:
-    """[Fisher]'s z of a rank correlation; that of 1 is large."""
+    """Fisher's z of a rank correlation, finite for 1, too."""
     return float(np.arctanh(np.clip(rho, -LARGEST, LARGEST)))
 
 

@@ -306,12 +306,17 @@ def rope_types(config: Any) -> set[str]:
     return {rule.get("rope_type", "default") for rule in (rules, *rules.values()) if isinstance(rule, Mapping)}
 
 
+def _kinds(config: Any) -> list[str]:
+    """What kind of layer each is, where the configuration says it."""
+    return (getattr(config, "layer_types", None) or [])[: config.num_hidden_layers]
+
+
 def runs_of(config: Any) -> list[range]:
     """The layers that make up each block: several where recurrent ones (linear attention) stand between softmax attention.
 
     A run ends with its softmax attention; recurrent layers behind the last one belong to the last run.
     """
-    kinds = (getattr(config, "layer_types", None) or [])[: config.num_hidden_layers]
+    kinds = _kinds(config)
     if RECURRENT not in kinds:
         return [range(n, n + 1) for n in range(config.num_hidden_layers)]
     ends = [n + 1 for n, kind in enumerate(kinds) if kind != RECURRENT]
@@ -323,7 +328,7 @@ def runs_of(config: Any) -> list[range]:
 
 def left_out(config: Any) -> str | None:
     """In words, what of a hybrid is not measured; None where all layers have softmax attention."""
-    kinds = (getattr(config, "layer_types", None) or [])[: config.num_hidden_layers]
+    kinds = _kinds(config)
     if RECURRENT not in kinds:
         return None
     attend = ", ".join(str(n) for n, kind in enumerate(kinds) if kind != RECURRENT)
