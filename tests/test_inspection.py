@@ -304,6 +304,38 @@ def test_words_lines_and_paragraphs_add_up_over_their_tokens(seen):
     assert (at, share, even, ratio) == ("8-10", f"{302 / 506:.1%}", f"{3 / 11:.1%}", "10")
 
 
+CHATML = (
+    "{% if messages[0].role != 'system' %}system: You are a tool.\n{% endif %}{% for m in messages %}{{ m.role }}: "
+    "{{ m.content | trim }}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_turns_of_a_chat_are_units_wherever_their_words_stand_elsewhere():
+    """The template's own words, also those that a message says too, are no part of a turn."""
+    model = probes.load("tiny-llama", device="cpu")
+    model.tokenizer.chat_template = CHATML
+    said = [("user", " a\n"), ("assistant", "user: You"), ("user", "def f(x):\n    return x")]
+    talk = [{"role": role, "content": text} for role, text in said]
+    ds = probes.inspect(model, chat=talk, of="top", baseline="none", answer=2)
+    (table,) = (one for one in MEASURE.tables({"tiny": ds}) if one.title.startswith("Turns"))
+    rows = {row[1]: (row[2], row[5]) for row in sorted(table.rows, key=lambda row: int(row[1].split("-")[0]))}
+    words = [text for text, _ in rows.values()]
+    assert words[:4] == [
+        "template: system: You are a tool.⏎user:",
+        "user:  a",
+        "template: ⏎assistant:",
+        "assistant:  user: You",
+    ]
+    assert words[5:7] == ["user:  def f(x):⏎    return x", "template: ⏎assistant: "]
+    (last,) = (at for at, (text, _) in rows.items() if text.startswith("answer: "))
+    assert last == f"{ds.sizes['position'] - 2}-{ds.sizes['position'] - 1}"
+    alone = probes.inspect(model, str(json.loads(str(ds.attrs["text"]))), of="top", baseline="none", first="none")
+    assert "turn" not in alone.coords
+    assert not [one for one in MEASURE.tables({"tiny": alone}) if one.title.startswith("Turns")]
+    model.tokenizer.chat_template = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"  # says other words
+    assert "turn" not in probes.inspect(model, chat=talk, of="top", baseline="none").coords
+
+
 def test_a_command_in_a_pipe_and_in_a_terminal(monkeypatch, capsys, tmp_path):
     words = ["inspect", "tiny-llama", "--prompt", CODE, "--out", str(tmp_path), "--seeds", "1", "--device", "cpu"]
     assert call(monkeypatch, *words) == 0

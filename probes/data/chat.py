@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ Chat: TypeAlias = str | Path | Conversation | Sequence[Conversation]
 
 SHOWN = 60  # characters of a question in names and messages
 MESSAGES = '{"role": ..., "content": ...}'
+MARK = "\ue000"  # for private use: in the place of what a message says
 
 
 def conversations(chat: Chat) -> list[list[dict[str, str]]]:
@@ -71,6 +73,25 @@ def rendered(model: View, chat: Chat) -> list[str]:
                 f"({reason(error)}); mend that conversation"
             ) from None
     return texts
+
+
+def contents(model: View, conversation: Conversation, text: str) -> list[tuple[str, int, int]]:
+    """(role, start, stop) of what every message says in the text that the chat template made of the conversation.
+
+    Empty where the template does more than to write what the messages say, but for the spaces around it.
+    """
+    try:
+        (marked,) = rendered(model, [[{**message, "content": MARK} for message in conversation]])
+    except InputError:
+        return []
+    for shape in (str, str.strip):
+        said = [shape(message["content"]) for message in conversation]
+        pieces = [*chain(*zip_longest(marked.split(MARK), said, fillvalue=""))]
+        if "".join(pieces) == text:
+            ends = [*accumulate(map(len, pieces))]
+            roles = [message["role"] for message in conversation]
+            return [*zip(roles, ends[::2], ends[1::2], strict=False)]  # the template may have the last word
+    return []
 
 
 def named(chat: Chat) -> str:

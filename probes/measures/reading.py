@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ..data.chat import Chat, beginning, named, rendered
+from ..data.chat import Chat, beginning, contents, conversations, named, rendered
 from ..data.prompts import FirstToken, check_highest, check_source, first_policy, put_first
 from ..data.windows import encoded
 from ..errors import InputError
@@ -21,20 +21,23 @@ from ..results.ushape import SHORTEST
 Ids: TypeAlias = Sequence[int] | Int[Tensor, "*prompt position"] | Int[np.ndarray, "*prompt position"]
 
 FURTHER = "·"  # a token that holds only a further part of the character before it
+TEMPLATE = "template"  # whose words a token is of that no message says
 
 
 def read_prompt(
     model: View, prompt: str | Ids | None, chat: Chat | None, first: FirstToken | int
-) -> tuple[list[int], list[str], str | None, dict[str, str | int]]:
+) -> tuple[list[int], list[str], list[str], str | None, dict[str, str | int]]:
     """One text, conversation or list of ids, as `probes.inspect` takes it.
 
-    Returns: its ids, what each of them stands for in the text, that text (None for ids without a tokenizer), and the
-        attributes that say where position 0 comes from.
+    Returns: its ids, what each of them stands for in the text, in a conversation whose words each of them is of (a role, or
+        `TEMPLATE`; empty where that is not known), that text (None for ids without a tokenizer), and the attributes that say
+        where position 0 comes from.
     """
     if (prompt is None) == (chat is None):
         raise InputError(f"{'no prompt is' if prompt is None else 'both prompt and chat are'} given; give one of them")
     name, tokenizer = model.identity.name, model.tokenizer
     text: str | None
+    roles: list[str] = []
     if tokenizer is None and (chat is not None or isinstance(prompt, str)):
         raise InputError(
             f"{name} has no tokenizer; put its tokenizer's files beside the weights, "
@@ -46,13 +49,14 @@ def read_prompt(
         if len(texts) > 1:
             raise InputError(f"the chat holds {len(texts)} conversations, and one is inspected; give that one")
         text, what = texts[0], "conversation"
-        ids, pieces = _tokenized(tokenizer, text)
+        spans = contents(model, conversations(chat)[0], text)
+        ids, pieces, roles = _tokenized(tokenizer, text, spans)
         origin: dict[str, str | int] = {"text_source": named(chat), "first_policy": "chat template"}
         origin |= {"first_id": ids[0]} if ids else {}
     elif isinstance(prompt, str):
         text, what = prompt, "text"
         origin = {"text_source": f"text '{visible(beginning(prompt))}'"} | first_policy(model, first)
-        ids, pieces = _tokenized(tokenizer, prompt)
+        ids, pieces, _ = _tokenized(tokenizer, prompt)
         before = put_first(origin)
         if origin["first_policy"] != "bos" or ids[: len(before)] != before:
             ids, pieces = [*before, *ids], [*(token_name(tokenizer, one) for one in before), *pieces]
@@ -60,7 +64,7 @@ def read_prompt(
         what, ids = "prompt", _given_ids(model, prompt, first)
         origin = {"text_source": "token ids", "first_policy": "given ids", "first_id": ids[0]}
         text = None if tokenizer is None else tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        again, pieces = ([], []) if text is None else _tokenized(tokenizer, text)
+        again, pieces, _ = ([], [], []) if text is None else _tokenized(tokenizer, text)
         if again != ids:  # no text of these ids that would be read as them
             pieces = [token_name(tokenizer, i) for i in ids]
     if len(ids) < SHORTEST:
@@ -70,22 +74,28 @@ def read_prompt(
         )
     check_length(model, len(ids), f"the {what} gives {len(ids)} tokens", "shorten it")
     check_highest(model, max(ids))
-    return ids, pieces, text, origin
+    return ids, pieces, roles, text, origin
 
 
-def _tokenized(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
-    """The ids of a text, and what each of them adds to the text before it, so that nothing is lost or shown twice."""
+def _tokenized(
+    tokenizer: Any, text: str, spans: Sequence[tuple[str, int, int]] = ()
+) -> tuple[list[int], list[str], list[str]]:
+    """The ids of a text, what each of them adds to the text before it, so that nothing is lost or shown twice, and its role.
+
+    A token has the role of the span (role, start, stop) that it reaches into.
+    """
     if not getattr(tokenizer, "is_fast", False):
         ids = [int(i) for i in encoded(tokenizer, text)]
-        return ids, [token_name(tokenizer, i) for i in ids]
+        return ids, [token_name(tokenizer, i) for i in ids], []
     read = encoded(tokenizer, text, return_offsets_mapping=True)
-    pieces, end = [], 0
-    for _, stop in read["offset_mapping"]:
+    pieces, roles, end = [], [], 0
+    for start, stop in read["offset_mapping"]:
         pieces.append(visible(text[end:stop]) or FURTHER)
+        roles.append(next((role for role, first, last in spans if start < last and first < stop), TEMPLATE))
         end = max(end, int(stop))
     if pieces:
         pieces[-1] += visible(text[end:])
-    return [int(i) for i in read["input_ids"]], pieces
+    return [int(i) for i in read["input_ids"]], pieces, roles if spans else []
 
 
 def _given_ids(model: View, prompt: Any, first: FirstToken | int) -> list[int]:

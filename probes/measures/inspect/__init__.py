@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "Words": tuple(BLANK),
     "Lines": ("⏎",),
     "Paragraphs": ("⏎⏎",),
+    "Turns": (),  # of a chat
 }  # what they stand behind
 WIDEST = 60  # characters of a unit that are shown
 ANSWER = "▶"  # before what the model wrote
@@ -55,8 +56,8 @@ BESIDE = ", and what the baseline says of its position, scaled to it"
 class Options(options.Options):
     """Show a text in colour: how much the next-token prediction depends on each token, position's own part divided out.
 
-    Writes inspect.nc, inspect.md (every token with its numbers; words, lines and paragraphs), inspect.html (the text in
-    colour, which a terminal shows as well) and the chart. Without a text an example is read.
+    Writes inspect.nc, inspect.md (every token with its numbers; words, lines, paragraphs, turns of a chat), inspect.html
+    (the text in colour, which a terminal shows as well) and the chart. Without a text an example is read.
 
     Examples:
       headwater inspect tiny-llama --prompt "def area(width, height): return width *"
@@ -149,13 +150,18 @@ def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
 
 
 def _units(ds: xr.Dataset, kind: str) -> list[list[str]]:
-    """Words, lines or paragraphs: squared sensitivities add up over tokens; the ratio is the root of sums' ratio."""
+    """Words, lines, paragraphs or turns: squared sensitivities add up over tokens; the ratio is the root of sums' ratio."""
     tokens, text, starts = ds["token"].values.astype(str), "", [0]
+    turns = [""] * len(tokens)
+    if kind == "Turns":
+        if "turn" not in ds.coords:
+            return []
+        turns = ds["turn"].values.astype(str)
     for at, token in enumerate(tokens):
         lead = text + token[: len(token) - len(token.lstrip(BLANK))]
         ends = lead.rstrip(" ⇥") if kind != "Words" else lead
         alone = at == 1 and ds.attrs.get("first_policy") in ("bos", "id")  # what was put first is no part of the text
-        if at and (alone or (token.strip(BLANK) and ends.endswith(KINDS[kind]))):
+        if at and (turns[at] != turns[at - 1] or alone or (token.strip(BLANK) and ends.endswith(KINDS[kind]))):
             starts.append(at)
         text += token
     squares = {name: np.square(np.nan_to_num(ds[name].values)) for name in ("sensitivity", "baseline")}
@@ -165,7 +171,7 @@ def _units(ds: xr.Dataset, kind: str) -> list[list[str]]:
         here = slice(starts[n], [*starts, len(tokens)][n + 1])
         shares = [number(sums[name][n] / sums[name].sum(), ".1%") for name in sums]
         ratio = np.sqrt(sums["sensitivity"][n] / sums["baseline"][n]) if sums["baseline"][n] else np.nan
-        said = "".join(tokens[here])
+        said = f"{turns[here.start]}: ".removeprefix(": ") + "".join(tokens[here])
         said = said if len(said) <= WIDEST else f"{said[: WIDEST // 2]} ... {said[-WIDEST // 2 :]}"
         rows.append([f"{here.start}-{here.stop - 1}", said, *shares, number(ratio)])
     return rows

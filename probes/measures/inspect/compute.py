@@ -128,7 +128,8 @@ def inspect(
     Returns:
         Dataset with `sensitivity`, `baseline` (scaled to it) and `ratio` [position]: NaN where neither reaches;
         coordinates `token` [position], as it stands in the text with control characters
-        made visible, and `part_of` [position], one of "sink", "rest", "recency"; `share` and `baseline_share` [part] of
+        made visible, `part_of` [position], one of "sink", "rest", "recency", and for a chat `turn` [position], the role of
+        the message that says the token, else "template" or "answer"; `share` and `baseline_share` [part] of
         the total squared sensitivity; `probability` [rank] of the most probable next tokens, with coordinates `next_id`
         and `next_token`; `tokens` [prompt, position]. Attributes say what made it, and `text` (JSON),
         `entropy` (of the prediction, nats) and `trend`, Spearman's correlation of ratio and position over "rest".
@@ -147,10 +148,11 @@ def inspect(
     if initialization != CONFIG and baseline != "init":
         raise InputError(f"initialization '{initialization!s:.40}' has no use with baseline {baseline}; leave it out")
     of = _known(model, of)
-    ids, shown, text, origin = read_prompt(model, prompt, chat, first)
+    ids, shown, roles, text, origin = read_prompt(model, prompt, chat, first)
     if answer is not None:
         ids += continued(model, torch.tensor([ids]), answer)[0].tolist()
-        _, shown, text, _ = read_prompt(model, ids, None, "auto")
+        _, shown, _, text, _ = read_prompt(model, ids, None, "auto")
+        roles += ["answer"] * (len(ids) - len(roles)) if roles else []
     tokens = torch.tensor([ids])
     log_p = _log_probabilities(model, tokens)
     chosen: Any = int(log_p.argmax()) if of == "top" else of
@@ -202,6 +204,7 @@ def inspect(
     coords = {
         "token": (at, shown),
         "part_of": (at, parts),
+        **({"turn": (at, roles)} if roles else {}),
         "part": list(PARTS),
         "next_id": (("rank",), best.indices),
         "next_token": (("rank",), [token_name(model.tokenizer, int(i)) for i in best.indices]),
