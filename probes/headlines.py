@@ -4,7 +4,9 @@ An interval is the result's own where the headline brings one, else jackknifed o
 jumps, `probes.results.statistics`), else there is none.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -15,10 +17,11 @@ import xarray as xr
 from .measure import Headline, Measure
 from .results.curves import ESTIMATE
 from .results.dataset import number_types, options_of, quickly, recorded
-from .results.statistics import Interval, ends, freedom, jackknife, resampling, units
+from .results.statistics import Interval, ends, freedom, jackknife, over_runs, resampling, units
 from .results.tables import Report, Table, interval, write_report
 
 DRAWS = 1000  # resamples of a number that jumps
+TEXT = "text_name"  # attribute of the result of one text among several that are measured alone: its name
 
 Mean: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
@@ -130,9 +133,35 @@ def places(values: xr.DataArray) -> list[str]:
     return [", ".join(parts) for parts in names]
 
 
+def texts_of(results: Mapping[str, xr.Dataset]) -> dict[str, list[xr.Dataset]]:
+    """Results of whole texts, which are measured alone, by their model; empty where these are of prompts together."""
+    found: dict[str, list[xr.Dataset]] = {}
+    for name, ds in results.items():
+        if TEXT in ds.attrs:
+            found.setdefault(name.removesuffix(f", {ds.attrs[TEXT]}"), []).append(ds)
+    return found
+
+
+def over_texts(measure: Measure, texts: Sequence[xr.Dataset]) -> list[Number]:
+    """Every number's mean over the texts that have it, with Student's t; each text counts once, whatever its length."""
+    by_place: dict[tuple[str, str], list[Number]] = {}
+    for one in (one for ds in texts for one in numbers(measure, ds)):
+        by_place.setdefault((one.name, one.where), []).append(one)
+    found = []
+    for (name, where), some in by_place.items():
+        headline, values = some[0].headline, np.array([one.interval.value for one in some])
+        mean = over_runs(np.log(values) if headline.ratio else values)
+        back = math.exp if headline.ratio else float
+        interval_of = mean._replace(value=back(mean.value), low=back(mean.low), high=back(mean.high))
+        found.append(Number(name, where, interval_of, headline, None))
+    return found
+
+
 def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | None = None) -> Table:
     """A row for each number, `most` of them at most (a last row counts what is left out), a column for each model."""
-    by_model = {name: {(n.name, n.where): n.text for n in numbers(measure, ds)} for name, ds in results.items()}
+    found = {name: over_texts(measure, texts) for name, texts in texts_of(results).items()}
+    found = found or {name: numbers(measure, ds) for name, ds in results.items()}
+    by_model = {name: {(n.name, n.where): n.text for n in every} for name, every in found.items()}
     rows = dict.fromkeys(key for found in by_model.values() for key in found)
     cells: Sequence[list[str]] = [
         [name, where, *(found.get((name, where), "-") for found in by_model.values())] for name, where in rows
@@ -150,7 +179,8 @@ SHOWN = 12  # rows of headlines in the terminal
 def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
     """What results rest on, in one line: prompts, their length, text, number types and the options."""
     every = list(results.values())
-    alike = [ds for ds in every if "length" not in ds.coords]  # places of a map have lengths of their own
+    # Places of a map have lengths of their own, and so have whole texts.
+    alike = [ds for ds in every if "length" not in ds.coords and TEXT not in ds.attrs]
     sizes = {name: [str(ds.sizes[dim]) for ds in alike if dim in ds.sizes] for dim, name in DIMS.items()}
     parts = [*quickly(every), *(f"{' / '.join(dict.fromkeys(n))} {name}" for name, n in sizes.items() if n)]
     for name in ("text_source", "backend", "device"):
@@ -164,8 +194,13 @@ def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
 def read(results: Mapping[str, xr.Dataset]) -> list[str]:
     """Which texts were read, a line each: how many prompts of how many tokens, of what."""
     lines: dict[str, list[str]] = {}
+    for model, texts in texts_of(results).items():
+        sizes = sorted(ds.sizes["position"] for ds in texts)
+        of = " / ".join(recorded(texts[0], "text_source"))
+        said = f"read {len(texts)} whole text{'s' * (len(texts) > 1)} of {sizes[0]} to {sizes[-1]} tokens, from {of}"
+        lines.setdefault(said, []).append(model)
     for model, ds in results.items():
-        if "tokens" not in ds or not (source := recorded(ds, "text_source")):
+        if TEXT in ds.attrs or "tokens" not in ds or not (source := recorded(ds, "text_source")):
             continue
         count, length = ds["tokens"].shape
         documents = len(np.unique(ds["document"])) if "document" in ds.coords else 0
@@ -181,6 +216,15 @@ DIMS = {"prompt": "prompts", "position": "tokens each", "context": "lists"}
 
 def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:
     """Everything there is to tell of results."""
+    if texts_of(results):
+        rows = [
+            [name, str(ds.sizes["position"]), one.name, one.where, one.text]
+            for name, ds in results.items()
+            for one in numbers(measure, ds)
+        ]
+        every = Table("Every text alone", ("text", "tokens", "number", "of", "value"), rows)
+        means = replace(headlines(measure, results), title="Means over texts, each counting once")
+        return Report(measure.question, described(measure, results), [means, every], read(results))
     found = [headlines(measure, results), *measure.tables(results)]
     left = [
         f"{name}: {ds.attrs['unmeasured_layers']}." for name, ds in results.items() if "unmeasured_layers" in ds.attrs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from io import StringIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,9 +21,10 @@ from torch import Tensor
 
 from .charts import save as save_chart
 from .data.prompts import Drawn
-from .errors import InputError
-from .headlines import write_tables
+from .errors import InputError, TooFew
+from .headlines import TEXT, texts_of, write_tables
 from .measure import Measure, Unit
+from .models.ragged import side_by_side
 from .models.view import View
 from .options import Loading, Options, Prompts
 from .results.dataset import attributes, kept, provenance, save
@@ -35,19 +37,26 @@ Results: TypeAlias = dict[str, xr.Dataset]
 Remark: TypeAlias = Callable[[str], object]
 
 LINE = 110  # characters of a line of a page
+CHARTED = 4  # texts of a chart, of those that are measured alone
 # Of the provenance: what numbers depend on.
 KEY = ("weights", "backend", "dtype", "changed", "tokens_sha256", "headwater")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model that passed all checks, and its prompts."""
+    """A model that passed all checks, and its prompts, or one of several texts that are measured alone."""
 
     source: str
     name: str  # in results
     key: dict[str, Any]  # what of the model and its prompts the numbers depend on
     drawn: Drawn | None
     load: Callable[[], View]
+    text: str = ""  # its name, where each is measured alone
+
+    @property
+    def title(self) -> str:
+        """In results by name, and of the progress."""
+        return f"{self.name}, {self.text}" if self.text else self.name
 
     @property
     def tokens(self) -> Tensor:
@@ -56,14 +65,15 @@ class Subject:
 
     def store(self, root: Path, unit: Unit, seed: int) -> Store:
         """Where a unit of it is kept."""
-        return Store(root, label(self.name, unit), self.key | {"options": dict(unit.options), "seed": seed})
+        return Store(root, label(self.title, unit), self.key | {"options": dict(unit.options), "seed": seed})
 
     def described(self, ds: xr.Dataset) -> xr.Dataset:
         """The result with what there is to say of its prompts and, as `loaded_from`, of how the model was named.
 
         Where prompts are windows of documents, `document` [prompt] names them.
         """
-        ds = ds.assign_attrs(({} if self.drawn is None else self.drawn.attributes) | {"loaded_from": self.source})
+        said = {} if self.drawn is None else self.drawn.attributes
+        ds = ds.assign_attrs(said | {"loaded_from": self.source} | ({TEXT: self.text} if self.text else {}))
         if self.drawn is None or self.drawn.documents is None or ds.sizes.get("prompt") != len(self.tokens):
             return ds
         names = xr.Variable("prompt", list(self.drawn.documents), {"long_name": "document of a prompt"})
@@ -90,25 +100,32 @@ def run(
     results instead.
 
     Returns:
-        The results by model name.
+        The results by model name; those of whole texts by the text's name behind it.
     """
     out, values = Path(out), (options or measure.options()).values()
     with unfinished(out, measure.name) as root:
         models = subjects(measure, sources, prompts, load or loading.load, remark)
         units = list(measure.units(values))
-        stores = {label(one.name, unit): one.store(root, unit, prompts.seed) for one in models for unit in units}
+        stores = {label(one.title, unit): one.store(root, unit, prompts.seed) for one in models for unit in units}
         if line := going_on(stores):
             remark(line)
         announce(advance, [said for said, store in stores.items() if not store.has(RESULT)])
         results: Results = {}
-        for one in models:
-            model = one.load()
-            parts = [
-                _unit(measure, unit, model, one, stores[label(one.name, unit)], prompts.seed, advance) for unit in units
-            ]
-            results[one.name] = one.described(measure.joined(parts, model)).assign_attrs(
-                attributes({"measure": measure.name})
-            )
+        for _, texts in groupby(models, lambda one: one.source):
+            first, *others = texts
+            model = first.load()
+            for one in (first, *others):
+                at = [stores[label(one.title, unit)] for unit in units]
+                try:
+                    parts = [
+                        _unit(measure, unit, model, one, store, prompts.seed, advance)
+                        for unit, store in zip(units, at, strict=True)
+                    ]
+                except TooFew as error:
+                    alone = f"{measure.name} needs several prompts at once, and each text is alone; leave out --whole"
+                    raise InputError(alone if one.text else str(error)) from None
+                made = attributes({"measure": measure.name})
+                results[one.title] = one.described(measure.joined(parts, model)).assign_attrs(made)
         if processes.first():
             (finish or write)(measure, results, out)
     return results
@@ -123,7 +140,7 @@ def _unit(
     measure: Measure, unit: Unit, model: View, one: Subject, store: Store, seed: int, advance: Advance | None
 ) -> xr.Dataset:
     """A unit's result, measured where it is not there already."""
-    said = label(one.name, unit)
+    said = label(one.title, unit)
     more = {"documents": one.drawn and one.drawn.documents, "pieces": store, "seed": seed}
     more["progress"] = partial(advance, said) if advance is not None else None
     taken = signature(measure.compute).parameters
@@ -154,11 +171,12 @@ def subjects(
         name, revision = model.identity.name, model.identity.revision
         if "@" in source and revision is not None:  # a hub id has the commit as its revision, which names no curve
             name = f"{name}@{source.rpartition('@')[2]}"
-        drawn = prompts.drawn(model) if measure.prompted else None
         again = partial(load, source) if len(sources) > 1 else lambda model=model: model
-        models.append(Subject(source, name, {}, drawn, again))
-        made = provenance(model, models[-1].tokens)
-        models[-1].key.update((part, made[part]) for part in KEY if part in made)
+        for drawn in prompts.each(model) if measure.prompted else [None]:
+            text = drawn.documents[0] if prompts.whole and drawn is not None and drawn.documents is not None else ""
+            models.append(Subject(source, name, {}, drawn, again, text))
+            made = provenance(model, models[-1].tokens)
+            models[-1].key.update((part, made[part]) for part in KEY if part in made)
     named: dict[str, str] = {}
     for one in models:
         other = named.setdefault(file_name(one.name), one.source)
@@ -184,12 +202,16 @@ def written(measure: Measure, models: Collection[str], out: Path) -> list[Path]:
 
 
 def write(measure: Measure, results: Results, out: Path) -> None:
-    """Write results, tables and chart, all of it or nothing."""
+    """Write results, tables and chart, all of it or nothing. Whole texts are in one file by model, and the longest drawn."""
+    texts = texts_of(results)
+    longest = sorted(results, key=lambda name: -results[name].sizes.get("position", 0))[: CHARTED if texts else None]
+    whole = {name: side_by_side(some) for name, some in texts.items()} or results
     with together():
-        for ds, file in zip(results.values(), result_files(measure, results, out), strict=True):
+        for ds, file in zip(whole.values(), result_files(measure, whole, out), strict=True):
             save(ds, file)
         write_tables(measure, results, out / f"{measure.name}.md")
-        save_chart(measure.chart(results), out / f"{measure.name}.png")
+        drawn = {name: ds for name, ds in results.items() if name in longest}
+        save_chart(measure.chart(drawn), out / f"{measure.name}.png")
         if measure.shown is not None:
             with atomic(out / f"{measure.name}.html") as file:
                 file.write_text(page(measure, results), encoding="utf-8")

@@ -104,6 +104,9 @@ class Prompts(Options):
     split: str = option("Split of the dataset.", "train")
     column: str = option("Column of the dataset that holds the text.", "text")
     chat: str | None = chat()
+    whole: bool = flag(
+        "--whole", "Instead of windows: whole texts or conversations, cut at --length. Each is measured alone."
+    )
     first: str = first()
     seed: int = seed()
 
@@ -112,7 +115,7 @@ class Prompts(Options):
         from .data.prompts import parse_first
 
         text = None if self.text is None else str(self.text)
-        chosen = {name: value for name, value in vars(self).items() if name != "prompts"}
+        chosen = {name: value for name, value in vars(self).items() if name not in ("prompts", "whole")}
         return {"n": self.prompts, **chosen, "text": text, "first": parse_first(self.first)}
 
     def check(self) -> None:
@@ -126,6 +129,12 @@ class Prompts(Options):
         from .data.prompts import draw
 
         return draw(model, **self.values())
+
+    def each(self, model: View) -> list[Drawn]:
+        """What is measured of a model one after the other: all prompts at once, or text by text."""
+        from .data.prompts import whole
+
+        return whole(model, **self.values()) if self.whole else [self.drawn(model)]
 
 
 @dataclass(frozen=True)

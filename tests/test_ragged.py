@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from commands import call
+from commands import call, listing
 from measured import close, complete, drawn_tokens, refused, view
+from scipy.stats import t as student
 from test_chat import ANSWERED, ASKED, LONG, TEMPLATE
 
 import probes
+from probes.data.prompts import whole
 from probes.run.store import Store
 from probes.theory.kernel import second_moment
 
@@ -104,9 +106,51 @@ def test_batches_of_texts_and_of_conversations(tmp_path):
     assert lengths.tolist() == [7, 30, 8]
     assert np.isfinite(probes.loss(model, **made).loss).sum() == 2 + 4
     bad: dict[str, Any] = {"give that, or a chat": "w5", "give at least one": [], "text 1 has 129": ["w5", "w5 " * 128]}
-    for words, given in (bad | {"text 0 has 1 tokens; give at least 2": [""]}).items():
+    for words, given in (bad | {"text 0 has 1 token; give at least 2": [""]}).items():
         with refused(words):
             probes.batch(model, given)
+    more: dict[str, Any] = {"n": 2, "length": 30}
+    talks = whole(model, chat=[ASKED, LONG, ANSWERED], **more | {"n": 3})
+    assert [(one.tokens.shape, one.documents) for one in talks] == [
+        ((1, length), (f"conversation {n}",)) for n, length in enumerate((7, 30, 8))
+    ]
+    streamed = whole(model, dataset=str(tmp_path / "a.jsonl"), **more)
+    assert sorted(one.tokens.tolist() for one in streamed) == [[[0, 5]], [[0, 6, 7]]]
+    chosen = {whole(model, text=tmp_path / "a.jsonl", n=1, length=9, seed=seed)[0].documents for seed in range(9)}
+    assert len(chosen) == 2
+
+
+def test_a_command_measures_whole_texts_alone_and_tells_their_means(tmp_path, monkeypatch, capfd):
+    families.checkpoints(tmp_path, ape=("llama", "prepended"))
+    (tmp_path / "texts").mkdir()
+    texts = {"a.txt": "w5 w6 w7 w8", "b.txt": "w9 w10 " * 9, "c.txt": "w4 w11 w6 w8 w12 w4"}
+    for name, text in texts.items():
+        (tmp_path / "texts" / name).write_text(text)
+    given = [str(tmp_path / "ape"), "--text", str(tmp_path / "texts"), "--out", str(tmp_path / "out"), "--length", "12"]
+    assert call(monkeypatch, "sinks", *given, "--whole", "--keys", "0-2") == 0
+    printed = capfd.readouterr()
+    assert "read 3 whole texts of 5 to 12 tokens" in printed.err
+    model = probes.load(str(tmp_path / "ape"))
+    batch = probes.batch(model, [*texts.values()], length=12)
+    expected, ds = (
+        probes.sinks(model, **batch, keys=(0, 1, 2)),
+        probes.load_result(tmp_path / "out/sinks.nc"),
+    )
+    assert ds["text_name"].values.tolist() == [*texts]
+    for name in ("alpha", "reads", "uniform"):
+        close(ds[name], expected[name], 1e-6)
+    alpha = expected["alpha"].sel(key=0).mean(("layer", "head")).values
+    reach = student.ppf(0.975, 2) * np.log(alpha).std(ddof=1) / 3**0.5
+    mean = [f"{x:.3g}" for x in np.exp(np.log(alpha).mean() + reach * np.array([0, -1, 1]))]
+    assert f"{mean[0]} [{mean[1]}, {mean[2]}]" in printed.out
+    table = (tmp_path / "out/sinks.md").read_text()
+    assert f"| ape, b.txt | 12 | alpha of position 0 |  | {alpha[1]:.3g} |" in table
+    before = listing(tmp_path / "out")
+    assert call(monkeypatch, "leakage", *given, "--whole") == 2
+    assert "leakage needs several prompts at once, and each text is alone; leave out --whole" in capfd.readouterr().err
+    assert listing(tmp_path / "out") == before
+    assert call(monkeypatch, "sinks", *given) == 2
+    assert "take whole texts (--whole" in capfd.readouterr().err
 
 
 def test_readers_of_means_over_prompts_refuse_them(tmp_path, monkeypatch, capfd):

@@ -157,7 +157,7 @@ def command_of(one: Measure) -> TyperCommand:
 
 
 def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: Loading) -> None:
-    from ..headlines import SHOWN, headlines, read
+    from ..headlines import SHOWN, headlines, read, texts_of
     from ..loop import run, written
 
     if not target.models:
@@ -170,5 +170,6 @@ def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: 
         print_colored(map(one.shown, results.values()))
     shown = headlines(one, results, SHOWN)
     print_table(shown.columns, shown.rows)
-    print_written(written(one, results, target.out))
-    print_lines(one.answer(results))
+    texts = texts_of(results)
+    print_written(written(one, texts or results, target.out))
+    print_lines([] if texts else one.answer(results))

@@ -15,7 +15,7 @@ from .measures import command
 TOYS = "What do small transformers that are trained here do, in which one ingredient can be changed at a time?"
 
 
-@command(without=("prompts", "device_map", "max_memory", "offload_folder", "ablate"))
+@command(without=("prompts", "whole", "device_map", "max_memory", "offload_folder", "ablate"))
 def report(
     models: list[str] | None = argument(
         "Bundled names, folders, GGUF files or hub ids; none: make the page from the results in --out."

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -22,7 +23,7 @@ from ..models.checks import check_id, check_length, lacks_bos
 from ..models.load import takes_model
 from ..models.view import View
 from .chat import Chat, conversations, named, rendered
-from .documents import BUNDLED, CHECKPOINTS, READERS, bundled, read_documents, stream_dataset, text_files
+from .documents import BUNDLED, CHECKPOINTS, READERS, Document, bundled, read_documents, stream_dataset, text_files
 from .windows import cut, encoded, tokenize
 
 FirstToken = Literal["auto", "bos", "none"]
@@ -136,15 +137,62 @@ def batch(
         before, given, what = put_first(first_policy(model, first)), held, "text"
     if not given:
         raise InputError("there are no texts; give at least one")
-    rows = [torch.tensor([*before, *encoded(model.tokenizer, text)], dtype=torch.long)[:length] for text in given]
-    for n, row in enumerate(rows):
-        if len(row) < 2:
-            raise InputError(f"{what} {n} has {len(row)} tokens; give at least 2")
-        check_length(model, len(row), f"{what} {n} has {len(row)} tokens", "cut it with length=...")
-    check_highest(model, max(int(row.max()) for row in rows))
+    rows = [_beginning(model, before, text, length, f"{what} {n}") for n, text in enumerate(given)]
     pad = getattr(model.tokenizer, "pad_token_id", None) or 0
     mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
     return Batch(tokens=pad_sequence(rows, batch_first=True, padding_value=pad), attention_mask=mask)
+
+
+def _beginning(
+    model: View, before: Sequence[int], text: str, length: int | None, what: str
+) -> Int[Tensor, " position"]:
+    """A text behind the ids that stand before it, cut at `length`."""
+    row = torch.tensor([*before, *encoded(model.tokenizer, text)], dtype=torch.long)[:length]
+    if len(row) < 2:
+        raise InputError(f"{what} has {len(row)} token{'s' * (len(row) != 1)}; give at least 2")
+    check_length(model, len(row), f"{what} has {len(row)} tokens", "cut it with length=...")
+    check_highest(model, int(row.max()))
+    return row
+
+
+@takes_model
+def whole(
+    model: View,
+    *,
+    n: int,
+    length: int,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    split: str = "train",
+    column: str = "text",
+    chat: Chat | None = None,
+    first: FirstToken | int = "auto",
+    seed: int = 0,
+) -> list[Drawn]:
+    """Up to `n` whole texts or conversations, of longer ones the first `length` tokens: one prompt each, by its own name.
+
+    Arguments are those of `prompts`. Of more texts than `n` the seed chooses, and their order is kept.
+
+    Raises:
+        InputError: as `batch` does.
+    """
+    _check(model, n=n, length=length, text=text, dataset=dataset, chat=chat, first=first, seed=seed)
+    policy: Attributes = {"first_policy": "chat template"} if chat is not None else {**first_policy(model, first)}
+    if chat is not None:
+        source, there = named(chat), [Document(f"conversation {k}", one) for k, one in enumerate(rendered(model, chat))]
+    elif dataset is not None:
+        source = f"dataset '{dataset}' (split {split}, column {column})"
+        with closing(stream_dataset(dataset, split=split, column=column, seed=seed)) as documents:
+            there = [*islice(documents, n)]
+    else:
+        source, there = _text(model, text)
+    found, before = [], put_first(policy)
+    for at in sorted(np.random.default_rng(seed).permutation(len(there))[:n]):
+        tokens = _beginning(model, before, there[at].text, length, there[at].name)[None]
+        attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed}
+        attributes |= {"first_id": int(tokens[0, 0])} if chat is not None else {}
+        found.append(Drawn(tokens, attributes, tuple(filter(None, [lacks_bos(model, tokens)])), (there[at].name,)))
+    return found
 
 
 @takes_model
@@ -166,28 +214,17 @@ def draw(
     Raises:
         InputError: as `prompts` does.
     """
-    if n < 1:
-        raise InputError(f"n={n} prompts is too few; ask for at least 1")
-    if length < 2:
-        raise InputError(f"length={length} is too short; ask for at least 2 positions")
-    if seed < 0:
-        raise InputError(f"seed={seed} is negative; give 0 or more")
-    check_source(text=text, dataset=dataset, chat=chat, first=first)
-    _check_tokenizer(model)
+    _check(model, n=n, length=length, text=text, dataset=dataset, chat=chat, first=first, seed=seed)
     if chat is not None:
         return _openings(model, chat, n=n, length=length)
-    check_length(model, length, f"length={length}", "ask for fewer")
     policy, random = first_policy(model, first), np.random.default_rng(seed)
     if dataset is not None:
         documents, wanted = stream_dataset(dataset, split=split, column=column, seed=seed), n
         source = f"dataset '{dataset}' (split {split}, column {column})"
     else:
-        of_bundled = (CHECKPOINTS / model.identity.name / "config.json").is_file()  # which were trained on code
-        name = str(text) if text is not None else "code" if of_bundled else "prose"
-        there = bundled(name) if name in BUNDLED else read_documents(name)
+        source, there = _text(model, text)
         documents = (there[i] for i in random.permutation(len(there)))
         wanted = min(n, max(1, sum(len(document.text) >= length for document in there)))
-        source = f"bundled {name}" if name in BUNDLED else f"text '{name}'"
     with closing(documents):
         read = tokenize(model, documents, source=source, wanted=wanted, n=n, length=length, random=random)
     check_highest(model, max(int(ids.max()) for _, ids in read))
@@ -198,6 +235,27 @@ def draw(
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
     said = filter(None, [lacks_bos(model, tokens)])
     return Drawn(tokens, attributes, tuple(said), tuple(read[place].name for place in places))
+
+
+def _text(model: View, text: str | Path | None) -> tuple[str, list[Document]]:
+    """The documents of a text, or of the one that a model is given without any, and how results name it."""
+    of_bundled = (CHECKPOINTS / model.identity.name / "config.json").is_file()  # which were trained on code
+    name = str(text) if text is not None else "code" if of_bundled else "prose"
+    return (f"bundled {name}", bundled(name)) if name in BUNDLED else (f"text '{name}'", read_documents(name))
+
+
+def _check(model: View, *, n: int, length: int, chat: Chat | None, seed: int, **source: Any) -> None:
+    """Refuse numbers out of range, a wrong source of text, a model that cannot read it."""
+    if n < 1:
+        raise InputError(f"n={n} prompts is too few; ask for at least 1")
+    if length < 2:
+        raise InputError(f"length={length} is too short; ask for at least 2 positions")
+    if seed < 0:
+        raise InputError(f"seed={seed} is negative; give 0 or more")
+    check_source(chat=chat, **source)
+    _check_tokenizer(model)
+    if chat is None:
+        check_length(model, length, f"length={length}", "ask for fewer")
 
 
 def _check_tokenizer(model: View) -> None:

@@ -55,7 +55,7 @@ def tokenize(
     if not kept:
         raise InputError(
             f"no document of {source} has {length} tokens (the longest has {longest}), and a window lies within one; "
-            "ask for shorter prompts, or give longer documents"
+            "ask for shorter prompts, give longer documents, or take whole texts (--whole)"
         )
     return kept
 
@@ -69,7 +69,8 @@ def cut(
         tokens = sum(len(ids) for _, ids in documents)
         raise InputError(
             f"{source} gives {tokens} tokens in {len(room)} document{'s' * (len(room) > 1)}, which hold "
-            f"{sum(room)} windows of {length}, and {n} are asked for; give more text, or ask for fewer or shorter prompts"
+            f"{sum(room)} windows of {length}, and {n} are asked for; give more text, ask for fewer or shorter prompts, or "
+            "take whole texts (--whole)"
         )
     half, middle = n // 2, len(room) // 2
     if half and sum(room[:middle]) >= half and sum(room[middle:]) >= n - half:

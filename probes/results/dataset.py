@@ -295,8 +295,8 @@ def check_prompts(ds: xr.Dataset, what: str = "the result") -> None:
     """Refuse a result of texts of different lengths where one is read whose numbers are means over prompts."""
     if "text" in ds.dims:
         raise InputError(
-            f"{what} is of texts that were measured alone (attention_mask), with no mean over prompts; read its numbers in "
-            "Python, or measure prompts of one length"
+            f"{what} is of texts that were measured alone (attention_mask, --whole), with no mean over prompts; read its "
+            "numbers in Python, or measure prompts of one length"
         )
 
 
