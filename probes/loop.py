@@ -112,18 +112,11 @@ def run(
         announce(advance, [said for said, store in stores.items() if not store.has(RESULT)])
         results: Results = {}
         for _, texts in groupby(models, lambda one: one.source):
-            first, *others = texts
-            model = first.load()
-            for one in (first, *others):
-                at = [stores[label(one.title, unit)] for unit in units]
-                try:
-                    parts = [
-                        _unit(measure, unit, model, one, store, prompts.seed, advance)
-                        for unit, store in zip(units, at, strict=True)
-                    ]
-                except TooFew as error:
-                    alone = f"{measure.name} needs several prompts at once, and each text is alone; leave out --whole"
-                    raise InputError(alone if one.text else str(error)) from None
+            model = None
+            for one in texts:
+                model = one.load() if model is None else model
+                at = [(unit, stores[label(one.title, unit)]) for unit in units]
+                parts = [_unit(measure, unit, model, one, store, prompts.seed, advance) for unit, store in at]
                 made = attributes({"measure": measure.name})
                 results[one.title] = one.described(measure.joined(parts, model)).assign_attrs(made)
         if processes.first():
@@ -149,7 +142,11 @@ def _unit(
     def compute() -> xr.Dataset:
         measured = model if unit.weights is None else unit.weights(model)
         prompted = (one.tokens,) if measure.prompted else ()
-        return measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
+        try:
+            return measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
+        except TooFew as error:
+            alone = f"{measure.name} needs several prompts at once, and each text is alone; leave out --whole"
+            raise InputError(alone if one.text else str(error)) from None
 
     return kept(store, compute)
 
