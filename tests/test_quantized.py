@@ -1,19 +1,21 @@
 """Quantized models: numbers against plain layers with the dequantized weights, in float32; what cannot run is one line."""
 
-import json
-import shutil
-from pathlib import Path
+from inspect import signature
 from typing import Any
 
 import families
+import gguf_files
 import numpy as np
 import pytest
 import quantized
 import torch
+from commands import call
 from quantized import KINDS, Codes, llama, plain, replaced
-from safetensors.torch import load_file, save_file
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 import probes
+from probes.errors import InputError
+from probes.models.families import QUANTIZED
 
 IDS = torch.randint(3, families.VOCABULARY, (3, 20), generator=torch.Generator().manual_seed(0))
 # Of the largest number; float32's rounding behind three wide blocks (see `test_models`).
@@ -42,18 +44,41 @@ def test_numbers_are_those_of_the_dequantized_weights(kind, tmp_path):
         assert ours.attrs["engine"] == "autograd"
 
 
-def test_weights_and_passes_as_compressed_tensors_leaves_them_are_never_taken_for_plain_ones():
-    """Codes until a hook on the whole model decompresses them, then layers whose forward pass rounds."""
-    model = llama()
-    model.ct_decompress_hook = model.register_forward_pre_hook(lambda module, args: None)
-    assert "decompresses this model in its first pass" in families.refused(probes.sinks, model, IDS)
-    model.ct_decompress_hook.remove()
-    del model.ct_decompress_hook
-    for layer in families.blocks(model).modules():
-        if isinstance(layer, torch.nn.Linear):
-            layer.forward = torch.no_grad()(layer.forward)
-    assert np.isfinite(probes.sinks(model, IDS).alpha).all()
-    assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1])
+@pytest.mark.parametrize("row", QUANTIZED, ids=lambda row: row.layers)
+def test_the_table_of_quantized_layers_says_what_happens(row, tmp_path):
+    for method in row.methods:
+        assert "dequantize" in signature(AUTO_QUANTIZATION_CONFIG_MAPPING[method]).parameters
+    if row.layers not in quantized.ROWS:
+        assert set(row.measured) == {"not tried"}
+        return
+    kind = quantized.ROWS[row.layers]
+    model = KINDS[kind](tmp_path)
+    measurements = {
+        "yes": lambda: probes.sinks(model, IDS).alpha.notnull().all() and "yes",
+        "by": lambda: f"by {probes.jacobian(model, IDS[:1], method='scalar').attrs['engine']}",
+        "theory": lambda: probes.theory.second_moment(model, IDS[:1]).sensitivity.notnull().all() and "yes",
+    }
+    found, said = [], []
+    for measured in measurements.values():
+        try:
+            found.append(measured())
+        except InputError as error:
+            found.append("refused")
+            said.append(str(error))
+    assert tuple(found) == row.measured
+    first = {"yes": "cannot be taken apart", "waiting": "decompresses this model in its first pass"}
+    first |= {"packed": "'quantized.Packed' has no derivative"}
+    assert not said or first.get(kind, "has no derivative" if "refused" in found[1] else first["yes"]) in said[0]
+
+
+def test_the_command_lists_quantized_layers_and_what_comes_from_gguf_files(monkeypatch, capsys):
+    assert call(monkeypatch, "families") == 0
+    told = capsys.readouterr().out
+    assert all(" ".join((row.layers, *row.measured, row.why)).strip() in " ".join(told.split()) for row in QUANTIZED)
+    families_told = [line.split() for line in told.split("Quantized layers")[0].splitlines()]
+    assert {words[0] for words in families_told if words[-1:] == ["yes"]} == set(gguf_files.ARCHITECTURES)
+    assert call(monkeypatch, "families", "llama") == 0
+    assert "uantized" not in capsys.readouterr().out
 
 
 def test_a_bridge_over_quantized_layers_is_the_same_model():
@@ -71,15 +96,11 @@ def test_what_has_no_derivative_is_measured_without_and_refused_with(tmp_path):
     assert np.isfinite(probes.sinks(model, IDS).alpha).all()
     assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1])
     assert "neither moved nor cast" in families.refused(probes.load, model, dtype="float64")
+    model = replaced(quantized.Packed)
+    assert close(probes.sinks(model, IDS).alpha, probes.sinks(plain("codes", model), IDS).alpha, NOISE)
     model = torch.ao.quantization.quantize_dynamic(llama(), {"lm_head"}, dtype=torch.qint8)
     assert probes.jacobian(model, IDS[:1]).attrs["engine"] == "parts"
     assert "has no derivative" in families.refused(probes.jacobian, model, IDS[:1], readout="logits")
-
-
-def test_a_kernel_without_derivative_is_refused_behind_a_cast():
-    model = replaced(quantized.Packed)
-    assert close(probes.sinks(model, IDS).alpha, probes.sinks(plain("codes", model), IDS).alpha, NOISE)
-    assert "'quantized.Packed' has no derivative" in families.refused(probes.jacobian, model, IDS[:1])
 
 
 def test_quantized_weights_are_named_by_codes_and_scales_and_neither_moved_nor_cast():
@@ -94,27 +115,9 @@ def test_quantized_weights_are_named_by_codes_and_scales_and_neither_moved_nor_c
 
 
 def test_fp8_checkpoints_are_dequantized_to_the_dtype_asked_for(tmp_path):
-    """Blocks of 128 x 128 weights with one scale each, as Qwen3's, against the product of codes and scales."""
-    block = 128
-    config: Any = families.small("qwen3", hidden_size=256, intermediate_size=256, head_dim=64, initializer_range=0.1)
-    families.build(config).save_pretrained(tmp_path / "plain")
-    stored, full, kept = {}, {}, load_file(tmp_path / "plain" / "model.safetensors")
-    for name, weight in kept.items():
-        stored[name] = weight.to(torch.bfloat16)
-        full[name] = stored[name].float()
-        if name.endswith("_proj.weight"):
-            tiles = weight.reshape(weight.shape[0] // block, block, weight.shape[1] // block, block)
-            scales = tiles.abs().amax((1, 3)) / torch.finfo(torch.float8_e4m3fn).max
-            codes = (tiles / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-            stored |= {name: codes.reshape(weight.shape).contiguous(), f"{name}_scale_inv": scales.contiguous()}
-            full[name] = (codes.float() * scales[:, None, :, None]).reshape(weight.shape)
-    folder = Path(shutil.copytree(tmp_path / "plain", tmp_path / "fp8"))
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    fields = json.loads((folder / "config.json").read_text())
-    how = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [block, block]}
-    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": how}))
-    expected: Any = families.build(config)
-    expected.load_state_dict(full)
+    """Against the product of codes and scales."""
+    folder, expected = quantized.fp8(tmp_path)
+    full = expected.state_dict()
     for dtype in ("auto", "float64", "float16"):
         view: Any = probes.load(folder, dtype=dtype)
         assert view.dtype == {"auto": torch.float32}.get(dtype, getattr(torch, dtype, None))

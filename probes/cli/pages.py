@@ -144,23 +144,30 @@ def compare(
 def families(
     kinds: list[str] | None = argument("Model types, as config.json has them; none: all.", metavar="[MODEL_TYPE]..."),
 ) -> None:
-    """List the families of models that can be measured, and with which backends.
+    """List which families of models can be measured, with which backends, and what quantized layers allow.
 
-    A model's type is the field model_type of its config.json. Nothing is loaded or measured.
+    A model's type is the field model_type of its config.json. The table of quantized layers holds for every family and is
+    left out where types are given. Nothing is loaded or measured.
 
     Examples:
       headwater families
       headwater families qwen3_moe gemma2
     """
-    from ..models.families import FAMILIES, family_of
+    from ..models.families import FAMILIES, QUANTIZED, family_of
     from ..models.gguf.config import ARCHITECTURES
 
-    rows = []
+    rows, in_files = [], set[str]().union(*ARCHITECTURES.values())
     for kind in kinds or FAMILIES:
         family = family_of(kind)
         lens = "yes" if family.no_lens is None else f"no: {family.no_lens}"
-        rows.append([kind, family.models, lens, "yes" if kind in ARCHITECTURES else "no"])
+        rows.append([kind, family.models, lens, "yes" if kind in in_files else "no"])
     print_table(("supported", "models", "TransformerLens", "GGUF"), rows)
+    if not kinds:
+        print("Quantized layers on a processor; jacobian, inspect and bos-swap need derivatives:")
+        print_table(
+            ("quantized", "passes alone", "derivatives", "theory", "why"),
+            [[kind.layers, *kind.measured, kind.why] for kind in QUANTIZED],
+        )
 
 
 @command()

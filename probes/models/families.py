@@ -1,13 +1,13 @@
 """Where the families of transformers differ: one frozen table, and what its rows know of a block and a configuration.
 
-The code elsewhere has no branches by family.
+A second one says how quantized layers are measured, whatever the family. The code elsewhere has no branches by family.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -268,6 +268,40 @@ _STREAMS = (
 NOT_SUPPORTED: dict[str, str] = dict.fromkeys(("gemma3n", "gemma3n_text"), _STREAMS)
 NOT_SUPPORTED |= dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), "it has no softmax attention")
 NOT_SUPPORTED |= {"deepseek_v32": "its queries see keys that an indexer chooses"}
+
+
+class Quantized(NamedTuple):
+    """How one kind of quantized layers is measured, in any family."""
+
+    layers: str  # as their users know them
+    measured: tuple[str, ...]  # passes alone, derivatives, theory
+    why: str
+    methods: tuple[str, ...] = ()  # `quant_method` of folders of which transformers makes plain weights, scales applied
+
+
+_PLAIN, _CODES = ("yes", "by parts", "yes"), ("yes", "by autograd", "refused")
+_CUT, _UNTRIED = ("yes", "refused", "refused"), ("not tried",) * 3
+_OWN, _ROUNDED = "layers compute in a way of their own", "activations are rounded without a derivative"
+QUANTIZED = (
+    Quantized("GGUF files", _PLAIN, "dequantized as they are read"),
+    Quantized(
+        "folders in FP8, MXFP4, compressed-tensors",
+        _PLAIN,
+        "dequantized as they are read; activations are not rounded",
+        ("fp8", "mxfp4", "compressed-tensors"),
+    ),
+    Quantized("compressed-tensors in memory, before a first pass", ("refused",) * 3, "that pass decompresses them"),
+    Quantized("compressed-tensors in memory, W4A16, W8A16", _CODES, _OWN),
+    Quantized("compressed-tensors in memory, W8A8, FP8", _CUT, _ROUNDED),
+    Quantized("bitsandbytes in 8 bits, also under LoRA", _CODES, _OWN),
+    Quantized("bitsandbytes in 4 bits (NF4), QLoRA", _CUT, "the kernel for processors has no derivative"),
+    Quantized("torchao, weights alone in int8 or FP8", _CODES, _OWN),
+    Quantized("dynamic int8 of torchao and torch", _CUT, _ROUNDED),
+    Quantized("GPTQ and AWQ in 4 bits, in float32", _CODES, _OWN),
+    Quantized("GPTQ and AWQ in 4 bits, in bfloat16", _CUT, "the kernel has no derivative"),
+    Quantized("torchao in int4", _UNTRIED, "loads with CUDA's kernels alone"),
+    Quantized("quanto, HQQ", _UNTRIED, ""),
+)
 
 
 def family_of(config: Any) -> Family:

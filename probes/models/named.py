@@ -20,7 +20,7 @@ from ..errors import InputError, near, reason
 from ..run.files import what_is
 from ..run.memory import own_memory
 from .checkpoint import ADAPTER, CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
-from .families import check_sizes, family_of
+from .families import QUANTIZED, check_sizes, family_of
 from .gguf import CPU, SUFFIX, is_gguf
 from .identity import Stored, stored
 from .initialization import ASSUMED
@@ -31,11 +31,7 @@ CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of which every tokenizer has
 WITH_HEAD = ("CausalLM", "LMHead")  # in names of classes that give next-token logits
-DEQUANTIZED = (
-    "fp8",
-    "mxfp4",
-    "compressed-tensors",
-)  # of which transformers makes plain weights on request, scales applied
+DEQUANTIZED = {method for kind in QUANTIZED for method in kind.methods}
 PATIENCE = 10  # seconds that the hub has to answer
 BESIDE = ("*.json", "*.model", "*.txt", "*.jinja", "*.py")  # files that a model is made of beside its weights
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -45,7 +45,9 @@ GEMMA2_WINDOW = 4096
 BLOCKS_27B = {"gemma2": 46, "gemma3": 62}
 PERIOD, LOCAL = "attention.sliding_window_pattern", "rope.freq_base_swa"  # Gemma 3's alone
 GEMMA3_PERIOD, GEMMA3_LOCAL = 6, 10_000.0  # every sixth block is full; the rotary base in the others
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")  # llama also of Mistral: a window makes it one
+# By the format's name, transformers': a window makes a Mistral of a Llama.
+ARCHITECTURES = {"llama": {"llama", "mistral"}, "gemma3": {"gemma3_text"}}
+ARCHITECTURES |= {name: {name} for name in ("qwen2", "qwen3", "gemma", "gemma2")}
 # Keys that are followed although no field has their name.
 ROTATING = (
     *("attention.sliding_window", "rope.dimension_count", "rope.freq_base"),
