@@ -27,7 +27,7 @@ from .measure import Measure, Unit
 from .models.ragged import side_by_side
 from .models.view import View
 from .options import Loading, Options, Prompts
-from .results.dataset import attributes, kept, provenance, save
+from .results.dataset import attributes, kept, provenance, replaced, save
 from .run import processes
 from .run.files import atomic, file_name, together
 from .run.progress import Advance, announce
@@ -96,8 +96,8 @@ def run(
     """Measure every model and write NAME.nc (NAME-MODEL.nc for each of several), NAME.md, and the chart as PNG and SVG.
 
     `options` are of the measure's own type; its defaults if not given. `load` loads a model in another way, such as one that
-    is in memory already. `remark` hears in one line what there is to say about prompts and resuming. `finish` writes the
-    results instead.
+    is in memory already. `remark` hears in one line what there is to say about prompts, resuming and older results. `finish`
+    writes the results instead.
 
     Returns:
         The results by model name; those of whole texts by the text's name behind it.
@@ -107,7 +107,8 @@ def run(
         models = subjects(measure, sources, prompts, load or loading.load, remark)
         units = list(measure.units(values))
         stores = {label(one.title, unit): one.store(root, unit, prompts.seed) for one in models for unit in units}
-        if line := going_on(stores):
+        files = result_files(measure, dict.fromkeys(one.name for one in models), out)
+        for line in filter(None, (going_on(stores), *([] if finish is not None else replaced(files)))):
             remark(line)
         announce(advance, [said for said, store in stores.items() if not store.has(RESULT)])
         results: Results = {}

@@ -1,6 +1,7 @@
 """The one loop, by the measure with most units: what it writes, how it goes on after an interruption, what it refuses."""
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from commands import call
 from kept import Stop, listed, never, stopping_at
 
 import probes
@@ -22,7 +24,7 @@ from probes.measure import measure
 from probes.measures.jacobian import KERNELS, Options, jacobian
 from probes.options import Loading, Prompts
 from probes.results.curves import band, rms_profiles
-from probes.results.dataset import tokens_hash
+from probes.results.dataset import replaced, save, set_command, tokens_hash
 from probes.theory.cesaro import fit_alpha
 from probes.theory.kernel import second_moment, second_moment_from_config
 
@@ -139,6 +141,21 @@ def test_several_models_revisions_and_no_positions(folder, tmp_path):
     assert all(list(ds["condition"].values) == ["pretrained", "init", "init-nope"] for ds in results.values())
     assert results["bee"].attrs["first_policy"] == "none"  # its BOS is its end token
     assert len({str(ds["weights"].sel(condition="pretrained", seed=0).values) for ds in results.values()}) == 3
+
+
+def test_a_result_of_another_command_is_named_before_it_is_replaced(folder, tmp_path, monkeypatch, capsys):
+    words = ["loss", str(folder / "ape"), "--length", "12", "--text", str(folder / "text.txt"), "--out", str(tmp_path)]
+    first = [*words, "--prompts", "2"]
+    file, said = tmp_path / "loss.nc", []
+    for given in (first, [*words, "--prompts", "3"]):
+        assert call(monkeypatch, *given) == 0
+        said.append([line for line in capsys.readouterr().err.splitlines() if "replace" in line])
+    line = f"headwater: will replace {file}, made by `{shlex.join(['headwater', *first])}`; another --out keeps both"
+    assert said == [[], [line]]
+    assert replaced([file, tmp_path / "loss.md", tmp_path, tmp_path / "gone.nc"]) == []  # by the command that made it
+    set_command([])
+    save(probes.load_result(file).assign_attrs(command=""), file)
+    assert replaced([file]) == [f"will replace {file}, made by Python; another --out keeps both"]
 
 
 @pytest.fixture(scope="module")

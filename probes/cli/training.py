@@ -34,12 +34,14 @@ def map_(
     from ..charts import save as save_chart
     from ..headlines import SHOWN, headlines, write_tables
     from ..measures.map import MAP, atlas, places
-    from ..results.dataset import save
+    from ..results.dataset import replaced, save
     from ..run.files import together
     from ..run.store import unfinished
 
     nc, *_ = files = [out / f"map.{end}" for end in ("nc", "png", "svg", "md")]
     with progress() as advance, unfinished(out, "map") as root:
+        for line in replaced([nc]):
+            remark(line)
         ds = atlas(places(quick=quick), root, seeds=seeds, products=products, advance=advance, remark=remark)
         with together():
             save(ds, nc)

@@ -16,6 +16,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -92,6 +93,17 @@ def made_with() -> dict[str, Attribute]:
 def commands_in(made: str) -> list[str]:
     """The commands of a result that was made in parts, which "; " joins."""
     return re.split("; (?=headwater )", made)
+
+
+def replaced(files: Iterable[Path]) -> list[str]:
+    """Which of these files hold results of other commands, which this one will replace: a line for each command."""
+    made: dict[str, list[str]] = {}
+    for file in files:
+        if what_is(file) == "file":
+            with suppress(Exception), h5py.File(file) as held:  # each defect raises its own, and loses nothing
+                made.setdefault(held.attrs["command"], []).append(str(file))
+    others = {f"`{command}`" if command else "Python": found for command, found in made.items() if command != _command}
+    return [f"will replace {', '.join(found)}, made by {by}; another --out keeps both" for by, found in others.items()]
 
 
 def attributes(values: Mapping[str, Any]) -> dict[str, Attribute]:

@@ -23,7 +23,7 @@ import xarray as xr
 from probes import charts
 from probes.claims.claim import Claim, counted
 from probes.errors import InputError, near
-from probes.results.dataset import attributes, commands_in, made_with, save
+from probes.results.dataset import attributes, commands_in, made_with, replaced, save
 from probes.results.tables import Report, Table, write_report
 from probes.run.files import remove_cut_short, require_writable, together
 from probes.run.hardware import hardware
@@ -112,6 +112,8 @@ def run(
     work = Work(where, out / f".unfinished-{name}", advance, told)
     if work.folder.is_dir():
         told(f"going on with the trainings in '{work.folder}'")
+    for line in replaced([out / f"{name}.nc"]):
+        told(line)
     began = time.monotonic()
     ds = module.measure(settings, work)
     provenance = {
