@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Int
 
-from .errors import InputError
+from .errors import InputError, plural
 from .headlines import Number, numbers
 from .measure import Measure, measure_of, questions
 from .results.dataset import Result, number_types, opened, options_of, recorded, stored
@@ -207,7 +207,7 @@ def _said(how: str, a: xr.Dataset, unit: Unit, other_unit: Unit) -> str:
     if how == "by prompt":
         return f"paired by {whole[:-1]}: both have the same {len(unit)} {whole}; units are {one}"
     if how == "by document":
-        return f"paired by document: other tokens of the same {len(np.unique(unit))} documents"
+        return f"paired by document: other tokens of the same {plural(len(np.unique(unit)), 'document')}"
     return f"unpaired: other {whole}, {one} in A and {other} in B, taken as independent"
 
 

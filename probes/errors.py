@@ -21,6 +21,11 @@ def near(name: str, known: Iterable[str]) -> str:
     return "".join(f" (did you mean {match}?)" for match in get_close_matches(name, list(known), 1))
 
 
+def plural(count: int, noun: str) -> str:
+    """So many things in words: "1 prompt", "2 prompts"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"{name} '{value}' does not exist; use {', '.join(choices)}")

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import xarray as xr
 
+from .errors import plural
 from .measure import Headline, Measure
 from .results.curves import ESTIMATE
 from .results.dataset import number_types, options_of, quickly, recorded
@@ -181,8 +182,8 @@ def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
     every = list(results.values())
     # Places of a map have lengths of their own, and so have whole texts.
     alike = [ds for ds in every if "length" not in ds.coords and TEXT not in ds.attrs]
-    sizes = {name: [str(ds.sizes[dim]) for ds in alike if dim in ds.sizes] for dim, name in DIMS.items()}
-    parts = [*quickly(every), *(f"{' / '.join(dict.fromkeys(n))} {name}" for name, n in sizes.items() if n)]
+    sizes = {name: dict.fromkeys(ds.sizes[dim] for ds in alike if dim in ds.sizes) for dim, name in DIMS.items()}
+    parts = [*quickly(every), *(" / ".join(map(str, n)) + name[[*n] == [1]] for name, n in sizes.items() if n)]
     for name in ("text_source", "backend", "device"):
         parts += [" / ".join(dict.fromkeys(value for ds in every for value in recorded(ds, name)))]
     parts.append(" / ".join(dict.fromkeys(kind for ds in every for kind in number_types(ds))))
@@ -197,21 +198,22 @@ def read(results: Mapping[str, xr.Dataset]) -> list[str]:
     for model, texts in texts_of(results).items():
         sizes = sorted(ds.sizes["position"] for ds in texts)
         of = " / ".join(recorded(texts[0], "text_source"))
-        said = f"read {len(texts)} whole text{'s' * (len(texts) > 1)} of {sizes[0]} to {sizes[-1]} tokens, from {of}"
+        said = f"read {plural(len(texts), 'whole text')} of {sizes[0]} to {sizes[-1]} tokens, from {of}"
         lines.setdefault(said, []).append(model)
     for model, ds in results.items():
         if TEXT in ds.attrs or "tokens" not in ds or not (source := recorded(ds, "text_source")):
             continue
         count, length = ds["tokens"].shape
         documents = len(np.unique(ds["document"])) if "document" in ds.coords else 0
-        of = f"{documents} document{'s' * (documents > 1)} of " * bool(documents) + " / ".join(source)
+        of = f"{plural(documents, 'document')} of " * bool(documents) + " / ".join(source)
         wrote = f", the last {answer} written by the model" if (answer := options_of(ds).get("answer")) else ""
-        said = f"read {count} prompt{'s' * (count > 1)} of {length} tokens{wrote}, from {of}"
+        said = f"read {plural(count, 'prompt')} of {length} tokens{wrote}, from {of}"
         lines.setdefault(said, []).append(model)
     return [f"{said} ({', '.join(models)})" if len(lines) > 1 else said for said, models in lines.items()]
 
 
-DIMS = {"prompt": "prompts", "position": "tokens each", "context": "lists"}
+# What a result's sizes count: of several, of one.
+DIMS = {"prompt": (" prompts", " prompt"), "position": (" tokens each",) * 2, "context": (" lists", " list")}
 
 
 def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:

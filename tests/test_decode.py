@@ -352,8 +352,8 @@ def test_what_cannot_be_decoded_is_refused():
     wrong: Any = "mean"
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: parse_erase("1,x"), "erase '1,x' names no blocks"),
-        (lambda: probes.decode(toy, tokens[:7]), "7 prompts are too few to hold some out"),
-        (lambda: probes.decode(toy, tokens, documents=["a"]), "1 documents are named for 8 prompts"),
+        (lambda: probes.decode(toy, tokens[:7]), "holding some out takes more than 7 prompts"),
+        (lambda: probes.decode(toy, tokens, documents=["a"]), "1 document named for 8 prompts"),
         (lambda: probes.decode(toy, tokens, erase=(2,)), "layer '2' does not exist; toy has blocks 0 to 1"),
         (lambda: probes.decode(toy, tokens, erase=(1, 1)), "erase 1, 1 repeats one"),
         (lambda: probes.decode(toy, tokens, recall=6), "recall=6 is no multiple of 4"),

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from transformers import AutoModelForCausalLM
 
 import probes
-from probes.headlines import headlines, numbers
+from probes.headlines import described, headlines, numbers
 from probes.measure import Headline, Measure, measure, measure_of, questions
 from probes.models.named import CHECKPOINTS
 from probes.options import Options
@@ -65,6 +65,12 @@ def test_a_results_own_interval_is_kept_and_what_a_result_lacks_is_left_out(resu
     table = headlines(of(*shown), {"one": result, "other": result.isel(band=[0])})
     assert table.columns == ("number", "of", "one", "other")
     assert table.rows[1] == ["own", "b", "0.5 [0.4, 0.7]", "-"]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 prompt, 9 tokens each"), (2, "2 prompts, 9 tokens each")])
+def test_one_prompt_is_told_in_the_singular(model, count, said):
+    tokens = probes.prompts(model, n=count, length=9)
+    assert described(measure("loss"), {"tiny": probes.loss(model, tokens)}).startswith(f"{said}, ")
 
 
 def test_every_measure_of_the_registry_has_a_question_and_numbers(model):

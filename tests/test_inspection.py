@@ -279,7 +279,7 @@ def test_a_contrast_names_its_tokens_wherever_it_is_told():
     (line,) = MEASURE.answer({"m": contrast})
     assert line.startswith(f"m: for {said}, '")
     assert "times the geometric mean of their sensitivities stand out" in line
-    assert line.endswith(" The last 2 tokens were written by the model.")
+    assert line.endswith(" The model wrote the last 2 tokens.")
     assert MEASURE.shown is not None
     shown = MEASURE.shown(contrast).plain
     assert f"Orange: {said} depends more on the token than on the others. Blue: less." in shown

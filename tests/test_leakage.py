@@ -255,8 +255,8 @@ def test_what_does_not_fit_is_refused():
     model, tokens = load(families.model("mistral")), text(6, 20)
     for options, said in (
         ({"lags": range(1, 9)}, "window of 8"),
-        ({"fresh": 3}, "fresh=3 prompts .* at least 4, or 0"),
-        ({"documents": ["a", "b"]}, "2 documents are named for 6 prompts"),
+        ({"fresh": 3}, "fresh=3 is too few .* at least 4, or 0"),
+        ({"documents": ["a", "b"]}, "2 documents named for 6 prompts"),
     ):
         with refused(said):
             leakage(model, tokens, **{"lags": LAGS} | options)

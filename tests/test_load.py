@@ -150,7 +150,7 @@ def test_unknown_names_are_refused(source, says):
         (config_has(num_hidden_layers=4), "lacks, or has in another shape 9 weights"),
         # transformers leaves the third block, or the biases, out without a word.
         (config_has(num_hidden_layers=2), "has, without a place in its config, 9 weights (model.layers.2."),
-        (tensors_are(lambda x: x.update({f"{Q[:-6]}bias": torch.ones(64)})), f"1 weights ({Q[:-6]}bias)"),
+        (tensors_are(lambda x: x.update({f"{Q[:-6]}bias": torch.ones(64)})), f"1 weight ({Q[:-6]}bias)"),
     ],
 )
 def test_spoilt_folders_are_refused(kept, tmp_path, spoil, says):

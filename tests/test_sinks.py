@@ -261,7 +261,7 @@ def test_options_are_read():
 def test_what_cannot_be_asked():
     for options, says in (
         ({"keys": (0, 0)}, "keys=0,0 name a number twice"),
-        ({"documents": ["a", "b"]}, "2 documents are named for 3 prompts; name one for each"),
+        ({"documents": ["a", "b"]}, "2 documents named for 3 prompts; name one for each"),
         ({"keep": (4, 8)}, "keep=.* has no use without evict"),
         ({"evict": 0}, "keep= name none; give whole numbers from 1 to 11"),
     ):

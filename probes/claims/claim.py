@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from ..errors import plural
 from ..results.tables import Report, Table
 
 Verdict = Literal["holds", "does not hold", "undecided", "not measured", "not trained"]
@@ -84,7 +85,7 @@ class Claim:
         """The verdict; of language models that a statement in general holds for, how many they are."""
         models = len(self.model.split(", "))
         general = self.verdict == "holds" and self.population == "pretrained" and self.kind != "theorem"
-        return f"{self.verdict}{IN} {models} model{'s' * (models > 1)} judged" if general else self.verdict
+        return f"{self.verdict}{IN} {plural(models, 'model')} judged" if general else self.verdict
 
     def judged(
         self,
@@ -191,7 +192,7 @@ def headline(claims: Sequence[Claim]) -> list[str]:
     for kind in ("published", *APART):
         for claim in (claim for claim in claims if claim.kind == kind):
             groups.setdefault(APART.get(kind) or origin(claim), []).append(claim)
-    return [f"{name}: {len(of)} sentence{'s' * (len(of) > 1)}, {fared(of)}" for name, of in groups.items()]
+    return [f"{name}: {plural(len(of), 'sentence')}, {fared(of)}" for name, of in groups.items()]
 
 
 def fared(claims: Sequence[Claim]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
+from ..errors import plural
 from ..measures.bos_swap.compute import ANCHORS
 from ..measures.sinks.roles import ATTENDS
 from ..results.curves import three_digits
@@ -151,7 +152,7 @@ def small_in_median(ratio: np.ndarray, words: str, limit: float = 1.0) -> Told:
     """Whether the median head's ratio is small; a model's heads are no sample, so that it is known as sizes of sinks are."""
     if not ratio.size:
         return "no head attends", None
-    count = f"below {limit:g} in {np.count_nonzero(ratio < limit)} of {ratio.size} heads"
+    count = f"below {limit:g} in {np.count_nonzero(ratio < limit)} of {plural(ratio.size, 'head')}"
     return f"{words}, {count}", below(roughly(float(np.median(ratio)), QUARTER), math.log(limit))
 
 
@@ -193,7 +194,7 @@ def _(ds: xr.Dataset) -> Told:
     """The first token has massive activations."""
     first = ds.isel(first=0)
     count, largest = float(first["massive"].isel(rule=0).max()), three_digits(float(first["top_ratio"].max()))
-    return f"{count:g} dimension{'s' * (count != 1)}, largest {largest} medians", count > 0
+    return f"{plural(round(count), 'dimension')}, largest {largest} medians", count > 0
 
 
 # ------------------------------------------------------------------------------------------------------ controlled training

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ..errors import InputError
+from ..errors import InputError, plural
 from ..options import Loading, Prompts, argument, flag, initialization, option
 from .console import given, print_report, print_table, print_written, progress, remark
 from .measures import command
@@ -86,7 +86,7 @@ def _page(out: Path, names: Sequence[str], refused: Sequence[str]) -> list[str]:
     found = merged([*claims(collected), *(claim for name, ds, _ in toys for claim in claims_of(name, ds))])
     found, kept = beside(found, out / "claims.md")
     if kept:
-        line = f"kept {len(kept)} rows of {out / 'claims.md'} for which more was measured than is in {out}"
+        line = f"kept {plural(len(kept), 'row')} of {out / 'claims.md'} for which more was measured than is in {out}"
         remark(f"{line} (remove the file to judge by that alone): {', '.join(kept)}")
     with together():
         table = claims_table(found)

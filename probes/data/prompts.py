@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import InputError
+from ..errors import InputError, plural
 from ..models.checks import check_id, check_length, lacks_bos
 from ..models.load import takes_model
 from ..models.view import View
@@ -149,7 +149,7 @@ def _beginning(
     """A text behind the ids that stand before it, cut at `length`."""
     row = torch.tensor([*before, *encoded(model.tokenizer, text)], dtype=torch.long)[:length]
     if len(row) < 2:
-        raise InputError(f"{what} has {len(row)} token{'s' * (len(row) != 1)}; give at least 2")
+        raise InputError(f"{what} has {plural(len(row), 'token')}; give at least 2")
     check_length(model, len(row), f"{what} has {len(row)} tokens", "cut it with length=...")
     check_highest(model, int(row.max()))
     return row
@@ -346,7 +346,7 @@ def _openings(model: View, chat: Chat, *, n: int, length: int) -> Drawn:
     if (tokens[:, 0] == tokens[0, 0]).all():
         attributes["first_id"] = int(tokens[0, 0])
     fewer = (
-        f"{model.identity.name}: {named(chat)} gives {count} prompt{'s' * (count > 1)} of {common} tokens, "
+        f"{model.identity.name}: {named(chat)} gives {plural(count, 'prompt')} of {common} tokens, "
         f"instead of {n} of {length}; more or longer conversations give more"
     )
     said = filter(None, [fewer * ((count, common) != (n, length)), lacks_bos(model, tokens)])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from ..errors import InputError
+from ..errors import InputError, plural
 from ..models.view import View
 from .documents import Document
 
@@ -68,9 +68,9 @@ def cut(
     if sum(room) < n:
         tokens = sum(len(ids) for _, ids in documents)
         raise InputError(
-            f"{source} gives {tokens} tokens in {len(room)} document{'s' * (len(room) > 1)}, which hold "
-            f"{sum(room)} windows of {length}, and {n} are asked for; give more text, ask for fewer or shorter prompts, or "
-            "take whole texts (--whole)"
+            f"{source} gives {tokens} tokens in {plural(len(room), 'document')}, which hold {plural(sum(room), 'window')} "
+            f"of {length}, and {n} are asked for; give more text, ask for fewer or shorter prompts, or take whole texts "
+            "(--whole)"
         )
     half, middle = n // 2, len(room) // 2
     if half and sum(room[:middle]) >= half and sum(room[middle:]) >= n - half:

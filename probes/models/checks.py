@@ -1,13 +1,13 @@
 """What a model can be asked: tokens, a query, blocks."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, plural
 from .view import View
 
 # Of an id in a row are padding where nothing but a config's BOS or EOS says so, or custom (UNK; 0, which torch's
@@ -37,6 +37,12 @@ def check_tokens(model: View, tokens: object) -> None:
     _check_padding(model, tokens)
 
 
+def check_documents(documents: Sequence[str] | None, count: int, what: str = "prompt") -> None:
+    """Check that as many documents are named as there are texts, if any are."""
+    if documents is not None and len(documents) != count:
+        raise InputError(f"{plural(len(documents), 'document')} named for {plural(count, what)}; name one for each")
+
+
 def check_length(model: View, length: int, what: str, remedy: str) -> None:
     """Check that a text is no longer than the model was made for, unless it was loaded for longer ones."""
     most = model.spec.max_length
@@ -59,9 +65,8 @@ def _check_padding(model: View, tokens: Tensor) -> None:
         for edge, ids, usual in (("begins", tokens, own), ("ends", tokens.flip(1), 0)):
             for row, run in enumerate((ids == pad).long().cumprod(1).sum(1).tolist()):
                 if run - usual >= least:
-                    pads = f"{run - usual} pad{'s' * (run - usual > 1)}"
                     raise InputError(
-                        f"prompt {row} {edge} with {pads} (id {pad}), which would be read as text; "
+                        f"prompt {row} {edge} with {plural(run - usual, 'pad')} (id {pad}), which would be read as text; "
                         "give an attention_mask that is 0 there, or texts of one length"
                     )
 

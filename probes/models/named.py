@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError, near, reason
+from ..errors import InputError, near, plural, reason
 from ..run.files import what_is
 from ..run.memory import own_memory
 from .checkpoint import ADAPTER, CONFIG, INDEX, WEIGHTS, packed, read_object, refuse_adapter, refuse_codes, unpacked
@@ -272,7 +272,7 @@ def _model(config: Any, how: Reading, name: str, source: Path | dict[str, Any]) 
     for what, names in (("lacks, or has in another shape", wrong), ("has, without a place in its config,", unread)):
         if names:
             raise InputError(
-                f"model '{name}' {what} {len(names)} weights ({names[0]}); the files do not fit the config"
+                f"model '{name}' {what} {plural(len(names), 'weight')} ({names[0]}); the files do not fit the config"
             )
     places: Any = where.get("device_map")
     for pair in model.all_tied_weights_keys.items() if isinstance(places, Mapping) else ():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import InputError, TooFew, reason
 from ..run.progress import part
-from .checks import check_tokens
+from .checks import check_documents, check_tokens
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -36,8 +36,7 @@ def by_text(measure: Callable[..., Any]) -> Callable[..., Any]:
         if attention_mask is None:
             return measure(model, tokens, **options)
         texts, found, documents = cut(model, tokens, attention_mask), [], options.get("documents")
-        if documents is not None and len(documents) != len(texts):
-            raise InputError(f"{len(documents)} documents are named for {len(texts)} texts; name one for each")
+        check_documents(documents, len(texts), "text")
         for n, text in enumerate(texts):
             own = {} if documents is None else {"documents": documents[n : n + 1]}
             if options.get("pieces") is not None:

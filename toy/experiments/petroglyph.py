@@ -19,7 +19,7 @@ from probes.charts import BLUE, DOTTED, FAINT, GREEN, GREY, ORANGE, VERMILLION, 
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
 from probes.claims.rules import Told
-from probes.errors import InputError
+from probes.errors import InputError, plural
 from probes.measure import Headline
 
 from .. import checks
@@ -276,7 +276,7 @@ def at(kind: tuple[int, str, Any], *, trained: bool = False) -> dict[str, Any]:
 
 def _name(kind: tuple[int, str, str]) -> str:
     layers, mask, positional = kind
-    return f"{layers} layer{'s' * (layers > 1)}, {mask}, {'no encoding' if positional == 'none' else positional}"
+    return f"{plural(layers, 'layer')}, {mask}, {'no encoding' if positional == 'none' else positional}"
 
 
 # -- statements: the claim in its two halves, fresh and trained, and what controls it; what symmetry alone says is a theorem

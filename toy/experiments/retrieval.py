@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from probes.charts import BLUE, GREEN, VERMILLION, Series, curves, level, sheet
 from probes.claims.claim import Claim
 from probes.claims.ledger import Source
-from probes.errors import InputError
+from probes.errors import InputError, plural
 from probes.measure import Headline
 from probes.results.curves import ESTIMATE, spearman
 from probes.results.statistics import one_more, over_runs
@@ -221,7 +221,7 @@ def charts(ds: xr.Dataset) -> dict[str, Figure]:
     curve: Any = read.known(published, ds)
     for cell, (width, (residual, feed_forward)) in zip(cells.flat, shown, strict=False):
         at = {"width": width, "residual": residual, "feed_forward": feed_forward}
-        names = {n: f"{n} layer{'s' * (n > 1)}" for n in ds["layers"].values.tolist()}
+        names = {n: plural(n, "layer") for n in ds["layers"].values.tolist()}
         colors = [COLORS.get(n, BLUE) for n in names]
         read.courses(cell, LOSS.of(ds).sel(at), "target", "layers", names, colors=colors, marker="o")
         for n, color in zip(names, colors, strict=True) if curve is not None else ():
@@ -314,7 +314,7 @@ for (_depth, _width, *_switches), _curve in PUBLISHED.items():
     _number = ", ".join(f"{loss:.2f}" for loss in _curve)
     _named = [name for name, on in zip(("residual", "feed-forward"), _switches, strict=True) if on]
     _parts = [f"a {name.replace('residual', 'residual stream')}" for name in _named]
-    _models = f"{_depth} layer{'s' * (_depth > 1)} of width {_width}"
+    _models = f"{plural(_depth, 'layer')} of width {_width}"
     _models += f" with {' and '.join(_parts)}" * bool(_parts) + (" have" if _depth > 1 else " has")
     _id, _claim = "-".join([f"depth-{_depth}-width-{_width}", *_named]), f"{TASK} {_models} the published loss over k."
     _at: Any = dict(zip(KIND, (_depth, _width, *_switches), strict=True))

@@ -22,8 +22,8 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...errors import InputError, TooFew
-from ...models.checks import check_logits, check_tokens
+from ...errors import InputError, TooFew, plural
+from ...models.checks import check_documents, check_logits, check_tokens
 from ...models.erase import RANK, Where, check_where, erased
 from ...models.load import takes_model
 from ...models.view import View
@@ -171,12 +171,11 @@ def _interventions(model: View, erase: Sequence[Where]) -> dict[str, dict[str, A
 
 def units_of(documents: Sequence[str] | None, count: int) -> Int[np.ndarray, " prompt"]:
     """The number of each prompt's document. Its bits say in which half it is, in which part of that, and so on."""
-    if documents is not None and len(documents) != count:
-        raise InputError(f"{len(documents)} documents are named for {count} prompts; name one for each")
+    check_documents(documents, count)
     unit = unit_of(count, documents)
     if (known := len(np.unique(unit))) < LEAST_DOCUMENTS:
-        what = "prompts" if known == count else "documents"
-        raise TooFew(f"{known} {what} are too few to hold some out; give prompts of at least {LEAST_DOCUMENTS}")
+        few = plural(known, "prompt" if known == count else "document")
+        raise TooFew(f"holding some out takes more than {few}; give prompts of at least {LEAST_DOCUMENTS}")
     return unit
 
 

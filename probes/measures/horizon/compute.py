@@ -323,7 +323,7 @@ def _erasing(
     least, octaves = ROWS * model.spec.width, [*bands_of(tokens.shape[1]).items()][1:]
     made = {name: _ends(band) for name, band in octaves if len(tokens) // 2 * (band.stop - band.start) >= least}
     if not made:
-        raise InputError(f"erase={len(tokens)} prompts are too few for any octave; give more, or longer ones")
+        raise InputError(f"erase={len(tokens)} is too few for any octave; give more, or longer ones")
     report.expect(len(made) * (1 + controls) * len(tokens))
     ends = list(made.values())
     lost = pieces.each("erase", len(made), lambda n: _erased(model, tokens, unit, ends[n], controls, seed, report))

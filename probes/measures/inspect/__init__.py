@@ -23,7 +23,7 @@ from ...charts import DOTTED, GREY, THEORY, TRAINED, Panel, Series, curves, pane
 from ...data.chat import conversations
 from ...data.documents import read_documents
 from ...data.prompts import parse_first
-from ...errors import InputError
+from ...errors import InputError, plural
 from ...measure import Headline, Measure
 from ...options import MOST_PRODUCTS, MOST_SEEDS, option
 from ...results.dataset import options_of
@@ -125,7 +125,7 @@ def answer(results: Mapping[str, xr.Dataset]) -> list[str]:
         against = "the geometric mean of their sensitivities" if _bare(ds) else of
         said = "" if _readout(ds) == "the prediction" else f"for {_readout(ds)}, "
         wrote = (
-            f" The last {count} tokens were written by the model." if (count := options_of(ds).get("answer")) else ""
+            f" The model wrote the last {plural(count, 'token')}." if (count := options_of(ds).get("answer")) else ""
         )
         where = f"{against} stand out most between sink and recency"
         lines.append(f"{model}: {said}{first} times {where}; next comes {second}.{wrote}")

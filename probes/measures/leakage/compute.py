@@ -52,7 +52,7 @@ import xarray as xr
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...errors import InputError, TooFew
+from ...errors import InputError, TooFew, plural
 from ...models.checks import check_tokens
 from ...models.load import takes_model
 from ...models.view import View
@@ -263,7 +263,7 @@ def check(model: View, tokens: Any, bands: Any, lags: Any) -> tuple[tuple[Band, 
         )
     count, length = tokens.shape
     if count < LEAST_PROMPTS:
-        raise TooFew(f"{count} prompts are too few for two halves; give at least {LEAST_PROMPTS}")
+        raise TooFew(f"two halves take more than {plural(count, 'prompt')}; give at least {LEAST_PROMPTS}")
     lags = tuple(lags)
     if not lags or len(set(lags)) < len(lags) or min(lags) < 1:
         raise InputError(f"lags {list(lags)} are none, repeated or below 1; give some, as 1-8")
@@ -303,9 +303,7 @@ def fresh_prompts(model: View, asked: int | None, prompts: int) -> int:
         weights = sum(p.numel() * p.element_size() for p in module.parameters()) if module is not None else 0
         asked = FRESH_PROMPTS if not model.offloaded and weights < available(model.device) else 0
     if asked and asked < LEAST_PROMPTS:
-        raise InputError(
-            f"fresh={asked} prompts are too few for two halves; give at least {LEAST_PROMPTS}, or 0 for none"
-        )
+        raise InputError(f"fresh={asked} is too few for two halves; give at least {LEAST_PROMPTS}, or 0 for none")
     return min(asked, prompts)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import InputError
-from ...models.checks import not_finite
+from ...models.checks import check_documents, not_finite
 from ...models.view import Attention, View
 from ...results import statistics
 from ...run.memory import Retry, block_numbers, share_of, shares, trim
@@ -37,8 +37,7 @@ def resampling(
     for name, value in {"bootstrap": count, "seed": seed}.items():
         if not isinstance(value, int) or value < 0:
             raise InputError(f"{name}={value} cannot be used; give a whole number, 0 or more")
-    if documents is not None and len(documents) != prompts:
-        raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
+    check_documents(documents, prompts)
     return torch.from_numpy(statistics.resampling(prompts, count, seed, halves_of(prompts), documents))
 
 

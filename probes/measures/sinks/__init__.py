@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from ... import options
 from ...charts import BLUE, DASHED, GREEN, GREY, INK, ORANGE, VERMILLION, Panel, Series, curves, heat, panels
-from ...errors import InputError
+from ...errors import InputError, plural
 from ...measure import Headline, Measure
 from ...models.words import intervention
 from ...results.curves import ESTIMATE, estimate, with_interval
@@ -130,7 +130,7 @@ def _largest(ds: xr.Dataset) -> xr.DataArray:
     """The largest effect of a single head's reading, with its interval."""
     (layer, head), tried = strongest(ds["effect"], 1)[0], int(ds["effect"].notnull().sum())
     ends = estimate(ds, "effect", layer=layer, head=head)
-    where = [f"{tried} tried, {_prompts(ds)} prompts"]
+    where = [f"{tried} tried, {plural(_prompts(ds), 'prompt')}"]
     return xr.DataArray([[end] for end in ends], {"estimate": list(ESTIMATE), "of": where}, ("estimate", "of"))
 
 
@@ -190,7 +190,7 @@ def _wrote(ds: xr.Dataset) -> str:
     alpha = at_0.mean("prompt") if "prompt" in (at_0 := ds["answer_alpha"].sel(key=0)).dims else at_0
     even, count = number(ds["answer_uniform"].sel(key=0).mean()), int((alpha > THRESHOLD).sum())
     return (
-        f"; for the {options_of(ds)['answer']} tokens that the model wrote it is one in {count or 'no'} "
+        f"; for the {plural(options_of(ds)['answer'], 'token')} that the model wrote it is one in {count or 'no'} "
         f"head{'s' * (count > 1)} (mean alpha {number(alpha.mean())}, of uniform attention {even})"
     )
 

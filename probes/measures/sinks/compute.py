@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...models.behind import continued
-from ...models.checks import check_logits, check_tokens, lacks_bos, not_finite
+from ...models.checks import check_documents, check_logits, check_tokens, lacks_bos, not_finite
 from ...models.load import takes_model
 from ...models.swap import swapped
 from ...models.view import View
@@ -103,8 +103,7 @@ def sinks(
     """
     check_tokens(model, tokens)
     (prompts, asked), length = tokens.shape, tokens.shape[1] + (answer or 0)
-    if documents is not None and len(documents) != prompts:
-        raise InputError(f"{len(documents)} documents are named for {prompts} prompts; name one for each")
+    check_documents(documents, prompts)
     every = isinstance(keys, str) and keys == "all"
     usual = range(length if every else min(FIRST_KEYS, length))
     chosen = _distinct("keys", usual if every or keys is None else keys, 0, length)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError, reason
+from ...errors import InputError, plural, reason
 from ..families import check_sizes, spec_of
 from ..initialization import ASSUMED
 from .header import Header
@@ -251,7 +251,7 @@ def tensors_of(header: Header, config: Any, device: torch.device) -> dict[str, U
     applied = {ROPE_FACTORS} if header.architecture == "llama" else set()  # in the configuration instead
     if unread := sorted(set(header.tensors) - set(names) - applied):
         raise header.refuse(
-            f"has {len(unread)} tensors that a {config.model_type} model has no place for ({unread[0]:.60}); "
+            f"has {plural(len(unread), 'tensor')} that a {config.model_type} model has no place for ({unread[0]:.60}); "
             "give the checkpoint's own folder"
         )
     tensors = {}
