@@ -58,8 +58,8 @@ def test_as_many_as_asked_for_and_as_long_as_they_all_are(model):
 
     both = drawn(2, 100)
     assert both.tokens.tolist() == [[0, *range(10, 17)], [0, 3, 4, 5, 1, 0, 6, 1]]  # the shortest is left out
-    assert "chat from Python gives 2 prompts of 8 tokens, instead of 2 of 100; more or" in both.remarks[0]
-    assert both.attributes == {"text_source": "chat from Python", "first_policy": "chat template", "first_id": 0}
+    assert "chat 'w3 w4 w5' gives 2 prompts of 8 tokens, instead of 2 of 100; more or" in both.remarks[0]
+    assert both.attributes == {"text_source": "chat 'w3 w4 w5'", "first_policy": "chat template", "first_id": 0}
     assert drawn(3, 5).tokens.tolist() == [[0, 3, 4, 5, 1], [0, 10, 11, 12, 13], [0, 3, 4, 5, 1]]
     assert drawn(3, 5).remarks == ()
     assert "gives 3 prompts of 7 tokens, instead of 9 of 7;" in drawn(9, 7).remarks[0]
@@ -73,7 +73,7 @@ def test_bad_chats_are_refused(model, tmp_path):
         (model, "gone.json", {}, "chat 'gone.json' does not exist; give a JSON file of conversations, or a question"),
         (model, tmp_path / "chat.json", {}, r"chat\.json' cannot be read"),
         (model, [], {}, "holds no conversations"),
-        (model, [ASKED, [{"role": "user"}]], {}, "conversation 2 of chat from Python is no list of"),
+        (model, [ASKED, [{"role": "user"}]], {}, "conversation 2 of chat 'w3 w4 w5' is no list of"),
         (model, [{"role": "user", "content": 3}], {}, "with text in both; mend it"),
         (
             model,

@@ -95,9 +95,13 @@ def contents(model: View, conversation: Conversation, text: str) -> list[tuple[s
 
 
 def named(chat: Chat) -> str:
-    """How results and messages name a chat."""
+    """How results and messages name a chat: by its file, or by what is said first."""
     if not isinstance(chat, (str, Path)):
-        return "chat from Python"
+        try:
+            message: Any = chat[0] if isinstance(chat[0], Mapping) else chat[0][0]
+            return f"chat '{beginning(message['content'])}'"
+        except (TypeError, KeyError, IndexError, AttributeError):  # which `conversations` refuses
+            return "chat from Python"
     return f"chat '{chat if _is_file(chat) else beginning(str(chat))}'"
 
 
