@@ -175,6 +175,8 @@ def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | N
 
 
 SHOWN = 12  # rows of headlines in the terminal
+FEW = 4  # documents, below which the terminal says why intervals are wide
+WIDE = "intervals over {} are wide; more of them (--prompts) make them narrower"
 
 
 def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
@@ -192,14 +194,20 @@ def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def read(results: Mapping[str, xr.Dataset]) -> list[str]:
-    """Which texts were read, a line each: how many prompts of how many tokens, of what."""
-    lines: dict[str, list[str]] = {}
+def read(results: Mapping[str, xr.Dataset], shown: Table) -> list[str]:
+    """Which texts were read, a line each: how many prompts of how many tokens, of what.
+
+    And why the intervals that are shown are wide, where they rest on few documents.
+    """
+    lines, wide = dict[str, list[str]](), dict[str, None]()
+    intervals = any("[" in cell or cell == "?" for row in shown.rows for cell in row[-len(results) :])
     for model, texts in texts_of(results).items():
         sizes = sorted(ds.sizes["position"] for ds in texts)
         of = " / ".join(recorded(texts[0], "text_source"))
         said = f"read {plural(len(texts), 'whole text')} of {sizes[0]} to {sizes[-1]} tokens, from {of}"
         lines.setdefault(said, []).append(model)
+        if intervals and 1 < len(texts) < FEW:
+            wide[WIDE.format(plural(len(texts), "text"))] = None
     for model, ds in results.items():
         if TEXT in ds.attrs or "tokens" not in ds or not (source := recorded(ds, "text_source")):
             continue
@@ -209,7 +217,11 @@ def read(results: Mapping[str, xr.Dataset]) -> list[str]:
         wrote = f", the last {answer} written by the model" if (answer := options_of(ds).get("answer")) else ""
         said = f"read {plural(count, 'prompt')} of {length} tokens{wrote}, from {of}"
         lines.setdefault(said, []).append(model)
-    return [f"{said} ({', '.join(models)})" if len(lines) > 1 else said for said, models in lines.items()]
+        independent = len(np.unique(units(ds))) if "prompt" in ds.sizes else FEW
+        if intervals and 1 < independent < FEW:
+            over = plural(independent, "prompt" if independent > documents else "document")
+            wide[WIDE.format(over)] = None
+    return [*(f"{said} ({', '.join(models)})" if len(lines) > 1 else said for said, models in lines.items()), *wide]
 
 
 # What a result's sizes count: of several, of one.
@@ -226,7 +238,7 @@ def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:
         ]
         every = Table("Every text alone", ("text", "tokens", "number", "of", "value"), rows)
         means = replace(headlines(measure, results), title="Means over texts, each counting once")
-        return Report(measure.question, described(measure, results), [means, every], read(results))
+        return Report(measure.question, described(measure, results), [means, every], read(results, means))
     found = [headlines(measure, results), *measure.tables(results)]
     left = [
         f"{name}: {ds.attrs['unmeasured_layers']}." for name, ds in results.items() if "unmeasured_layers" in ds.attrs

@@ -1,5 +1,6 @@
 """Headlines: numbers with their intervals by places, the registry, and what a new measure gets of itself."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.stats import t as student
 from transformers import AutoModelForCausalLM
 
 import probes
-from probes.headlines import described, headlines, numbers
+from probes.headlines import described, headlines, numbers, read
 from probes.measure import Headline, Measure, measure, measure_of, questions
 from probes.models.named import CHECKPOINTS
 from probes.options import Options
@@ -71,6 +72,20 @@ def test_a_results_own_interval_is_kept_and_what_a_result_lacks_is_left_out(resu
 def test_one_prompt_is_told_in_the_singular(model, count, said):
     tokens = probes.prompts(model, n=count, length=9)
     assert described(measure("loss"), {"tiny": probes.loss(model, tokens)}).startswith(f"{said}, ")
+
+
+@pytest.mark.parametrize(
+    ("names", "wide"),
+    [("aa", "2 prompts"), ("aabb", "2 documents"), ("abc", "3 documents"), ("abcd", None), ("a", None)],
+)
+def test_few_documents_are_the_reason_for_wide_intervals(model, names, wide):
+    tokens = probes.prompts(model, n=len(names), length=9)
+    ds = probes.loss(model, tokens).assign_coords(document=("prompt", list(names)))
+    results = {"tiny": ds.assign_attrs(text_source="some text")}
+    shown = headlines(measure("loss"), results)
+    said = [] if wide is None else [f"intervals over {wide} are wide; more --prompts make them narrower"]
+    assert read(results, shown)[1:] == said
+    assert read(results, replace(shown, rows=[["bare", "1.5"]]))[1:] == []
 
 
 def test_every_measure_of_the_registry_has_a_question_and_numbers(model):

@@ -164,11 +164,11 @@ def _run(one: Measure, target: Target, options: Any, prompts: Prompts, loading: 
         remark("no model given: measuring tiny-llama")
     with progress() as advance:
         results = run(one, target.sources, target.out, options, prompts, loading, advance=advance, remark=remark)
-    for line in read(results):
+    shown = headlines(one, results, SHOWN)
+    for line in read(results, shown):
         remark(line)
     if one.shown is not None:
         print_colored(map(one.shown, results.values()))
-    shown = headlines(one, results, SHOWN)
     print_table(shown.columns, shown.rows)
     texts = texts_of(results)
     print_written(written(one, texts or results, target.out))
