@@ -176,7 +176,7 @@ def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | N
 
 SHOWN = 12  # rows of headlines in the terminal
 FEW = 4  # documents, below which the terminal says why intervals are wide
-WIDE = "intervals over {} are wide; more of them (--prompts) make them narrower"
+WIDE = "intervals over {} are wide; more --prompts make them narrower"
 
 
 def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
