@@ -108,7 +108,9 @@ def run(
         units = list(measure.units(values))
         stores = {label(one.title, unit): one.store(root, unit, prompts.seed) for one in models for unit in units}
         files = result_files(measure, dict.fromkeys(one.name for one in models), out)
-        for line in filter(None, (going_on(stores), *([] if finish is not None else replaced(files)))):
+        if line := going_on(stores):
+            remark(line)
+        for line in [] if finish is not None else replaced(files):
             remark(line)
         announce(advance, [said for said, store in stores.items() if not store.has(RESULT)])
         results: Results = {}
