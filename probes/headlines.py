@@ -5,7 +5,7 @@ jumps, `probes.results.statistics`), else there is none.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,22 +134,30 @@ def places(values: xr.DataArray) -> list[str]:
     return [", ".join(parts) for parts in names]
 
 
-def texts_of(results: Mapping[str, xr.Dataset]) -> dict[str, list[xr.Dataset]]:
-    """Results of whole texts, which are measured alone, by their model; empty where these are of prompts together."""
-    found: dict[str, list[xr.Dataset]] = {}
+def texts_of(results: Mapping[str, xr.Dataset]) -> dict[str, dict[str, xr.Dataset]]:
+    """Results of whole texts, which are measured alone, by model and text; empty where these are of prompts together."""
+    found: dict[str, dict[str, xr.Dataset]] = {}
     for name, ds in results.items():
         if TEXT in ds.attrs:
-            found.setdefault(name.removesuffix(f", {ds.attrs[TEXT]}"), []).append(ds)
+            found.setdefault(name.removesuffix(f", {ds.attrs[TEXT]}"), {})[ds.attrs[TEXT]] = ds
     return found
 
 
-def over_texts(measure: Measure, texts: Sequence[xr.Dataset]) -> list[Number]:
-    """Every number's mean over the texts that have it, with Student's t; each text counts once, whatever its length."""
+def over_texts(measure: Measure, texts: Collection[xr.Dataset]) -> list[Number]:
+    """Every number's mean over the texts that have it, with Student's t; each text counts once, whatever its length.
+
+    A number that a single one of several texts has, such as that of its last positions, is left out.
+    """
     by_place: dict[tuple[str, str], list[Number]] = {}
     for one in (one for ds in texts for one in numbers(measure, ds)):
-        by_place.setdefault((one.name, one.where), []).append(one)
+        if one.interval.value > 0 or not one.headline.ratio:
+            by_place.setdefault((one.name, one.where), []).append(one)
     found = []
     for (name, where), some in by_place.items():
+        if len(some) == 1 < len(texts):
+            continue
+        if len(some) < len(texts):
+            where = f"{where} ({len(some)} of {len(texts)} texts)".lstrip()
         headline, values = some[0].headline, np.array([one.interval.value for one in some])
         mean = over_runs(np.log(values) if headline.ratio else values)
         back = math.exp if headline.ratio else float
@@ -160,7 +168,7 @@ def over_texts(measure: Measure, texts: Sequence[xr.Dataset]) -> list[Number]:
 
 def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | None = None) -> Table:
     """A row for each number, `most` of them at most (a last row counts what is left out), a column for each model."""
-    found = {name: over_texts(measure, texts) for name, texts in texts_of(results).items()}
+    found = {name: over_texts(measure, texts.values()) for name, texts in texts_of(results).items()}
     found = found or {name: numbers(measure, ds) for name, ds in results.items()}
     by_model = {name: {(n.name, n.where): n.text for n in every} for name, every in found.items()}
     rows = dict.fromkeys(key for found in by_model.values() for key in found)
@@ -176,7 +184,7 @@ def headlines(measure: Measure, results: Mapping[str, xr.Dataset], most: int | N
 
 SHOWN = 12  # rows of headlines in the terminal
 FEW = 4  # documents, below which the terminal says why intervals are wide
-WIDE = "intervals over {} are wide; more --prompts make them narrower"
+WIDE = "intervals over {} are wide; more {} make them narrower"
 
 
 def described(measure: Measure, results: Mapping[str, xr.Dataset]) -> str:
@@ -200,14 +208,15 @@ def read(results: Mapping[str, xr.Dataset], shown: Table) -> list[str]:
     And why the intervals that are shown are wide, where they rest on few documents.
     """
     lines, wide = dict[str, list[str]](), dict[str, None]()
-    intervals = any("[" in cell or cell == "?" for row in shown.rows for cell in row[-len(results) :])
+    first = 2 if "of" in shown.columns[:2] else 1
+    intervals = any("[" in cell or cell == "?" for row in shown.rows for cell in row[first:])
     for model, texts in texts_of(results).items():
-        sizes = sorted(ds.sizes["position"] for ds in texts)
-        of = " / ".join(recorded(texts[0], "text_source"))
-        said = f"read {plural(len(texts), 'whole text')} of {sizes[0]} to {sizes[-1]} tokens, from {of}"
-        lines.setdefault(said, []).append(model)
+        sizes = sorted({ds.sizes["position"] for ds in texts.values()})
+        of = " / ".join(recorded(next(iter(texts.values())), "text_source"))
+        long = " to ".join(map(str, sizes[:: max(1, len(sizes) - 1)]))
+        lines.setdefault(f"read {plural(len(texts), 'whole text')} of {long} tokens, from {of}", []).append(model)
         if intervals and 1 < len(texts) < FEW:
-            wide[WIDE.format(plural(len(texts), "text"))] = None
+            wide[WIDE.format(plural(len(texts), "text"), "texts")] = None
     for model, ds in results.items():
         if TEXT in ds.attrs or "tokens" not in ds or not (source := recorded(ds, "text_source")):
             continue
@@ -220,7 +229,7 @@ def read(results: Mapping[str, xr.Dataset], shown: Table) -> list[str]:
         independent = len(np.unique(units(ds))) if "prompt" in ds.sizes else FEW
         if intervals and 1 < independent < FEW:
             over = plural(independent, "prompt" if independent > documents else "document")
-            wide[WIDE.format(over)] = None
+            wide[WIDE.format(over, "--prompts")] = None
     return [*(f"{said} ({', '.join(models)})" if len(lines) > 1 else said for said, models in lines.items()), *wide]
 
 
@@ -230,6 +239,9 @@ DIMS = {"prompt": (" prompts", " prompt"), "position": (" tokens each",) * 2, "c
 
 def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:
     """Everything there is to tell of results."""
+    left = [
+        f"{name}: {ds.attrs['unmeasured_layers']}." for name, ds in results.items() if "unmeasured_layers" in ds.attrs
+    ]
     if texts_of(results):
         rows = [
             [name, str(ds.sizes["position"]), one.name, one.where, one.text]
@@ -238,11 +250,9 @@ def tables(measure: Measure, results: Mapping[str, xr.Dataset]) -> Report:
         ]
         every = Table("Every text alone", ("text", "tokens", "number", "of", "value"), rows)
         means = replace(headlines(measure, results), title="Means over texts, each counting once")
-        return Report(measure.question, described(measure, results), [means, every], read(results, means))
+        said = [*read(results, means), *left]
+        return Report(measure.question, described(measure, results), [means, every], said)
     found = [headlines(measure, results), *measure.tables(results)]
-    left = [
-        f"{name}: {ds.attrs['unmeasured_layers']}." for name, ds in results.items() if "unmeasured_layers" in ds.attrs
-    ]
     return Report(measure.question, described(measure, results), found, [*measure.answer(results), *left])
 
 

@@ -51,12 +51,12 @@ class Subject:
     key: dict[str, Any]  # what of the model and its prompts the numbers depend on
     drawn: Drawn | None
     load: Callable[[], View]
-    text: str = ""  # its name, where each is measured alone
+    text: str | None = None  # its name, where each is measured alone
 
     @property
     def title(self) -> str:
         """In results by name, and of the progress."""
-        return f"{self.name}, {self.text}" if self.text else self.name
+        return self.name if self.text is None else f"{self.name}, {self.text}"
 
     @property
     def tokens(self) -> Tensor:
@@ -73,7 +73,7 @@ class Subject:
         Where prompts are windows of documents, `document` [prompt] names them.
         """
         said = {} if self.drawn is None else self.drawn.attributes
-        ds = ds.assign_attrs(said | {"loaded_from": self.source} | ({TEXT: self.text} if self.text else {}))
+        ds = ds.assign_attrs(said | {"loaded_from": self.source} | ({} if self.text is None else {TEXT: self.text}))
         if self.drawn is None or self.drawn.documents is None or ds.sizes.get("prompt") != len(self.tokens):
             return ds
         names = xr.Variable("prompt", list(self.drawn.documents), {"long_name": "document of a prompt"})
@@ -149,7 +149,7 @@ def _unit(
             return measure.compute(measured, *prompted, **arguments).assign_attrs(attributes(unit.attributes))
         except TooFew as error:
             alone = f"{measure.name} needs several prompts at once, and each text is alone; leave out --whole"
-            raise InputError(alone if one.text else str(error)) from None
+            raise InputError(str(error) if one.text is None else alone) from None
 
     return kept(store, compute)
 
@@ -173,7 +173,7 @@ def subjects(
             name = f"{name}@{source.rpartition('@')[2]}"
         again = partial(load, source) if len(sources) > 1 else lambda model=model: model
         for drawn in prompts.each(model) if measure.prompted else [None]:
-            text = drawn.documents[0] if prompts.whole and drawn is not None and drawn.documents is not None else ""
+            text = drawn.documents[0] if prompts.whole and drawn is not None and drawn.documents is not None else None
             models.append(Subject(source, name, {}, drawn, again, text))
             made = provenance(model, models[-1].tokens)
             models[-1].key.update((part, made[part]) for part in KEY if part in made)
@@ -203,14 +203,17 @@ def written(measure: Measure, models: Collection[str], out: Path) -> list[Path]:
 
 def write(measure: Measure, results: Results, out: Path) -> None:
     """Write results, tables and chart, all of it or nothing. Whole texts are in one file by model, and the longest drawn."""
-    texts = texts_of(results)
-    longest = sorted(results, key=lambda name: -results[name].sizes.get("position", 0))[: CHARTED if texts else None]
-    whole = {name: side_by_side(some) for name, some in texts.items()} or results
+    texts, drawn, whole = texts_of(results), results, results
+    if texts:
+        whole = {model: side_by_side([*some.values()]) for model, some in texts.items()}
+        whole = {model: ds.assign_coords({TEXT: ("text", [*texts[model]])}) for model, ds in whole.items()}
+        most, size = max(1, CHARTED // len(texts)), lambda item: -item[1].sizes["position"]
+        longest = {model: dict(sorted(some.items(), key=size)[:most]) for model, some in texts.items()}
+        drawn = {f"{model}, {text}": ds for model, some in longest.items() for text, ds in some.items()}
     with together():
         for ds, file in zip(whole.values(), result_files(measure, whole, out), strict=True):
             save(ds, file)
         write_tables(measure, results, out / f"{measure.name}.md")
-        drawn = {name: ds for name, ds in results.items() if name in longest}
         save_chart(measure.chart(drawn), out / f"{measure.name}.png")
         if measure.shown is not None:
             with atomic(out / f"{measure.name}.html") as file:

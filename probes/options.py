@@ -105,7 +105,8 @@ class Prompts(Options):
     column: str = option("Column of the dataset that holds the text.", "text")
     chat: str | None = chat()
     whole: bool = flag(
-        "--whole", "Instead of windows: whole texts or conversations, cut at --length. Each is measured alone."
+        "--whole",
+        "Measure whole texts or conversations, each alone, instead of windows; longer ones are cut at --length.",
     )
     first: str = first()
     seed: int = seed()

@@ -16,6 +16,7 @@ from commands import call
 from measured import view
 
 import probes
+from probes.data.chat import contents, rendered
 from probes.data.prompts import draw
 from probes.errors import InputError
 from probes.measures.inspect import ANSWER, MEASURE, TEXT, Options
@@ -332,6 +333,13 @@ def test_turns_of_a_chat_are_units_wherever_their_words_stand_elsewhere():
     alone = probes.inspect(model, str(json.loads(str(ds.attrs["text"]))), of="top", baseline="none", first="none")
     assert "turn" not in alone.coords
     assert not [one for one in MEASURE.tables({"tiny": alone}) if one.title.startswith("Turns")]
+    for template, known in (("upper", False), ("trim if m.role == 'user' else m.content", True)):
+        text = f"{{% for m in messages %}}{{{{ m.content | {template} }}}}.{{% endfor %}}"
+        model.tokenizer.chat_template = text
+        (made,) = rendered(model, [talk])
+        assert [made[start:stop] for _, start, stop in contents(model, talk, made)] == (
+            ["a", "user: You", said[2][1]] if known else []
+        )
     model.tokenizer.chat_template = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"  # says other words
     assert "turn" not in probes.inspect(model, chat=talk, of="top", baseline="none").coords
 

@@ -1,5 +1,6 @@
 """Texts of different lengths: each gets the numbers it gets alone, from the padding's either side; what is refused."""
 
+import json
 from functools import partial
 from typing import Any
 
@@ -116,6 +117,15 @@ def test_batches_of_texts_and_of_conversations(tmp_path):
     ]
     streamed = whole(model, dataset=str(tmp_path / "a.jsonl"), **more)
     assert sorted(one.tokens.tolist() for one in streamed) == [[[0, 5]], [[0, 6, 7]]]
+    lines = [{"name": name, "text": text} for name, text in (("a", "w5"), ("", "w6 w7"), ("a", "w8 w9"), ("b", ""))]
+    (tmp_path / "same.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    named = whole(model, text=tmp_path / "same.jsonl", n=9, length=9, first="none")
+    assert [(*(one.documents or ()), one.tokens.tolist()) for one in named] == [("[1]", [[6, 7]]), ("a [2]", [[8, 9]])]
+    (left,) = {line for one in named for line in one.remarks if "left out" in line}
+    assert left.endswith("left out, for fewer than 2 tokens: a [0], b")
+    (tmp_path / "short.txt").write_text("w5")
+    with refused("no text of text ", "has 2 tokens"):
+        whole(model, text=tmp_path / "short.txt", n=9, length=9, first="none")
     chosen = {whole(model, text=tmp_path / "a.jsonl", n=1, length=9, seed=seed)[0].documents for seed in range(9)}
     assert len(chosen) == 2
 
@@ -145,6 +155,9 @@ def test_a_command_measures_whole_texts_alone_and_tells_their_means(tmp_path, mo
     assert f"{mean[0]} [{mean[1]}, {mean[2]}]" in printed.out
     table = (tmp_path / "out/sinks.md").read_text()
     assert f"| ape, b.txt | 12 | alpha of position 0 |  | {alpha[1]:.3g} |" in table
+    assert call(monkeypatch, "sinks", *given[:2], str(tmp_path / "texts/b.txt"), *given[3:], "--whole") == 0
+    assert probes.load_result(tmp_path / "out/sinks.nc")["text_name"].values.tolist() == ["b.txt"]
+    assert "read 1 whole text of 12 tokens" in capfd.readouterr().err
     before = listing(tmp_path / "out")
     assert call(monkeypatch, "leakage", *given, "--whole") == 2
     assert "leakage needs several prompts at once, and each text is alone; leave out --whole" in capfd.readouterr().err

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, chain, zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -80,18 +79,25 @@ def contents(model: View, conversation: Conversation, text: str) -> list[tuple[s
 
     Empty where the template does more than to write what the messages say, but for the spaces around it.
     """
+    marks = [f"{MARK}{n}{MARK}" for n in range(len(conversation))]
     try:
-        (marked,) = rendered(model, [[{**message, "content": MARK} for message in conversation]])
+        (behind,) = rendered(
+            model, [[{**message, "content": mark} for message, mark in zip(conversation, marks, strict=True)]]
+        )
     except InputError:
         return []
-    for shape in (str, str.strip):
-        said = [shape(message["content"]) for message in conversation]
-        pieces = [*chain(*zip_longest(marked.split(MARK), said, fillvalue=""))]
-        if "".join(pieces) == text:
-            ends = [*accumulate(map(len, pieces))]
-            roles = [message["role"] for message in conversation]
-            return [*zip(roles, ends[::2], ends[1::2], strict=False)]  # the template may have the last word
-    return []
+    found, at = [], 0
+    for message, mark in zip(conversation, marks, strict=True):
+        before, _, behind = behind.partition(mark)
+        until = behind.partition(MARK)[0]
+        for said in (message["content"], message["content"].strip()):
+            if text.startswith(before + said + until, at):
+                break
+        else:
+            return []
+        at += len(before) + len(said)
+        found.append((message["role"], at - len(said), at))
+    return found if text[at:] == behind else []
 
 
 def named(chat: Chat) -> str:

@@ -7,7 +7,7 @@ two policies can be compared on one text.
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -138,6 +138,9 @@ def batch(
     if not given:
         raise InputError("there are no texts; give at least one")
     rows = [_beginning(model, before, text, length, f"{what} {n}") for n, text in enumerate(given)]
+    for n, row in enumerate(rows):
+        if len(row) < 2:
+            raise InputError(f"{what} {n} has {plural(len(row), 'token')}; give at least 2")
     pad = getattr(model.tokenizer, "pad_token_id", None) or 0
     mask = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
     return Batch(tokens=pad_sequence(rows, batch_first=True, padding_value=pad), attention_mask=mask)
@@ -148,8 +151,8 @@ def _beginning(
 ) -> Int[Tensor, " position"]:
     """A text behind the ids that stand before it, cut at `length`."""
     row = torch.tensor([*before, *encoded(model.tokenizer, text)], dtype=torch.long)[:length]
-    if len(row) < 2:
-        raise InputError(f"{what} has {plural(len(row), 'token')}; give at least 2")
+    if len(row) == 0:
+        return row
     check_length(model, len(row), f"{what} has {len(row)} tokens", "cut it with length=...")
     check_highest(model, int(row.max()))
     return row
@@ -171,7 +174,8 @@ def whole(
 ) -> list[Drawn]:
     """Up to `n` whole texts or conversations, of longer ones the first `length` tokens: one prompt each, by its own name.
 
-    Arguments are those of `prompts`. Of more texts than `n` the seed chooses, and their order is kept.
+    Arguments are those of `prompts`. Of more texts than `n` the seed chooses, and their order is kept. A text of fewer than
+    2 tokens is left out, and a remark says so. Texts of one name are numbered.
 
     Raises:
         InputError: as `batch` does.
@@ -181,18 +185,25 @@ def whole(
     if chat is not None:
         source, there = named(chat), [Document(f"conversation {k}", one) for k, one in enumerate(rendered(model, chat))]
     elif dataset is not None:
-        source = f"dataset '{dataset}' (split {split}, column {column})"
+        source = _dataset(dataset, split, column)
         with closing(stream_dataset(dataset, split=split, column=column, seed=seed)) as documents:
             there = [*islice(documents, n)]
     else:
         source, there = _text(model, text)
-    found, before = [], put_first(policy)
+    found, short, names = [], [], [document.name.strip() for document in there]
     for at in sorted(np.random.default_rng(seed).permutation(len(there))[:n]):
-        tokens = _beginning(model, before, there[at].text, length, there[at].name)[None]
+        name = names[at] if names[at] and names.count(names[at]) == 1 else f"{names[at]} [{at}]".lstrip()
+        tokens = _beginning(model, put_first(policy), there[at].text, length, name)[None]
+        if tokens.shape[1] < 2:
+            short.append(name)
+            continue
         attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed}
         attributes |= {"first_id": int(tokens[0, 0])} if chat is not None else {}
-        found.append(Drawn(tokens, attributes, tuple(filter(None, [lacks_bos(model, tokens)])), (there[at].name,)))
-    return found
+        found.append(Drawn(tokens, attributes, tuple(filter(None, [lacks_bos(model, tokens)])), (name,)))
+    if not found:
+        raise InputError(f"no text of {source} has 2 tokens; give longer ones")
+    left = (f"{model.identity.name}: left out, for fewer than 2 tokens: {', '.join(short)}",) if short else ()
+    return [replace(found[0], remarks=found[0].remarks + left), *found[1:]]
 
 
 @takes_model
@@ -217,10 +228,11 @@ def draw(
     _check(model, n=n, length=length, text=text, dataset=dataset, chat=chat, first=first, seed=seed)
     if chat is not None:
         return _openings(model, chat, n=n, length=length)
+    check_length(model, length, f"length={length}", "ask for fewer")
     policy, random = first_policy(model, first), np.random.default_rng(seed)
     if dataset is not None:
         documents, wanted = stream_dataset(dataset, split=split, column=column, seed=seed), n
-        source = f"dataset '{dataset}' (split {split}, column {column})"
+        source = _dataset(dataset, split, column)
     else:
         source, there = _text(model, text)
         documents = (there[i] for i in random.permutation(len(there)))
@@ -235,6 +247,11 @@ def draw(
     attributes: Attributes = {"text_source": source, **policy, "prompts_seed": seed, "windows_overlap": overlap}
     said = filter(None, [lacks_bos(model, tokens)])
     return Drawn(tokens, attributes, tuple(said), tuple(read[place].name for place in places))
+
+
+def _dataset(dataset: str, split: str, column: str) -> str:
+    """How results name a dataset."""
+    return f"dataset '{dataset}' (split {split}, column {column})"
 
 
 def _text(model: View, text: str | Path | None) -> tuple[str, list[Document]]:
@@ -254,8 +271,6 @@ def _check(model: View, *, n: int, length: int, chat: Chat | None, seed: int, **
         raise InputError(f"seed={seed} is negative; give 0 or more")
     check_source(chat=chat, **source)
     _check_tokenizer(model)
-    if chat is None:
-        check_length(model, length, f"length={length}", "ask for fewer")
 
 
 def _check_tokenizer(model: View) -> None:

@@ -55,7 +55,7 @@ def tokenize(
     if not kept:
         raise InputError(
             f"no document of {source} has {length} tokens (the longest has {longest}), and a window lies within one; "
-            "ask for shorter prompts, give longer documents, or take whole texts (--whole)"
+            "ask for shorter prompts, give longer documents, or take whole texts (--whole, in Python probes.batch)"
         )
     return kept
 
@@ -70,7 +70,7 @@ def cut(
         raise InputError(
             f"{source} gives {tokens} tokens in {plural(len(room), 'document')}, which hold {plural(sum(room), 'window')} "
             f"of {length}, and {n} are asked for; give more text, ask for fewer or shorter prompts, or take whole texts "
-            "(--whole)"
+            "(--whole, in Python probes.batch)"
         )
     half, middle = n // 2, len(room) // 2
     if half and sum(room[:middle]) >= half and sum(room[middle:]) >= n - half:
