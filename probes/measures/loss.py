@@ -104,7 +104,8 @@ def chart(results: Mapping[str, xr.Dataset]) -> Figure:
         cell.set_xscale("log", base=2)
         cell.set_xlabel("position of the predicted token")
 
-    return panels(results, [Panel("next-token loss (nat)", draw, share=True)], CAPTION)
+    caption = CAPTION if any(ds.sizes["prompt"] > 1 for ds in results.values()) else "One prompt alone."
+    return panels(results, [Panel("next-token loss (nat)", draw, share=True)], caption)
 
 
 def tables(results: Mapping[str, xr.Dataset]) -> list[Table]:
