@@ -63,7 +63,7 @@ def test_no_option_of_a_group_is_lost(group):
     """What a group hands to the library is named as its options are."""
     made = group(out=Path("out")) if group is Pretraining else group()
     apart = {
-        "probes.options": {"device_map", "max_memory", "offload_folder", "ablate"},
+        "probes.options": {"device_map", "max_memory", "offload_folder", "ablate", "whole"},
         "probes.measures.inspect": {"text"},  # a prompt
     }
     own = {field.name for field in fields(group)} - apart.get(group.__module__, set())
