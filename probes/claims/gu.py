@@ -194,7 +194,7 @@ def _(ds: xr.Dataset) -> Told:
     """The first token has massive activations."""
     first = ds.isel(first=0)
     count, largest = float(first["massive"].isel(rule=0).max()), three_digits(float(first["top_ratio"].max()))
-    return f"{plural(round(count), 'dimension')}, largest {largest} medians", count > 0
+    return f"{count:g} dimension{'s' * (count != 1)}, largest {largest} medians", count > 0  # a mean over prompts
 
 
 # ------------------------------------------------------------------------------------------------------ controlled training
